@@ -1,0 +1,48 @@
+# Every target builds what it needs; nothing has to be installed before. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+STEPS ?= 60
+
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+SOURCES := memcalc trainers tests docs
+# ruff reads no setup.cfg, so its settings stand here.
+RUFF := --config 'line-length = 120' --config 'target-version = "py310"'
+RULES := --select E4,E7,E9,F,B,C4,I,PT,RUF022,RUF100,SIM,UP,W
+
+export OMP_NUM_THREADS ?= 1
+
+help: ## what can be made
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+# torch stands first and pinned, so that no other package picks its version; where that release has
+# no wheel for the platform, any torch the trainers support will do.
+$(INSTALLED): setup.cfg setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet torch==2.13.0 || $(PY) -m pip install --quiet 'torch>=2.6'
+	$(PY) -m pip install --quiet -e '.[train,dev]'
+	@touch $@
+
+test: $(INSTALLED) ## all tests, with the doctests of the code and of the docs
+	$(PY) -m pytest -q
+
+lint: $(INSTALLED) ## style, types, and the direction of the imports
+	$(PY) -m ruff format --check $(RUFF) setup.py $(SOURCES)
+	$(PY) -m ruff check $(RUFF) $(RULES) setup.py $(SOURCES)
+	$(PY) -m mypy
+	$(PY) -m pytest -q tests/test_imports.py
+
+format: $(INSTALLED) ## rewrite the sources in the style that lint asks for
+	$(PY) -m ruff check $(RUFF) $(RULES) --fix setup.py $(SOURCES)
+	$(PY) -m ruff format $(RUFF) setup.py $(SOURCES)
+
+check: lint test ## what CI runs
+
+clean: ## remove everything that make made
+	rm -rf $(VENV) build dist *.egg-info docs/_build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help test lint format check clean
