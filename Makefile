@@ -16,7 +16,7 @@ RULES := --select E4,E7,E9,F,B,C4,I,PT,RUF022,RUF100,SIM,UP,W
 export OMP_NUM_THREADS ?= 1
 
 help: ## what can be made
-	@sed -nE 's/^([a-z-]+):.*## (.*)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # torch stands first and pinned, so that no other package picks its version; where that release has
 # no wheel for the platform, any torch the trainers support will do.
