@@ -26,7 +26,7 @@ LAYERS = [
     ["parallel"],
     ["ledger"],
     ["estimate"],
-    ["throughput", "recommend", "measurement", "compare", "supervise", "launch", "validate"],
+    ["throughput", "recommend", "measurement", "compare", "supervise", "failure", "launch", "validate"],
     ["tables"],
     ["cli"],
     ["__main__"],
