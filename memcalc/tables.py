@@ -1,0 +1,84 @@
+"""Rows to text: a table for people, Markdown, CSV or JSON. The only place that imports tabulate."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+
+__all__ = ["FORMATS", "heading", "printable", "render"]
+
+FORMATS = ("table", "markdown", "csv", "json")
+
+
+def render(rows: Iterable[Sequence[object]], headers: Sequence[str], format: str = "table") -> str:
+    """Rows under headers in one of FORMATS, without a newline at the end. Raises ValueError for another format.
+
+    Numbers stand right and everything else left; JSON is a list of objects keyed by the headers.
+
+    >>> print(render([("gpt2", 124439808)], ["model", "parameters"], "csv"))
+    model,parameters
+    gpt2,124439808
+    >>> print(render([("gpt2", 124439808)], ["model", "parameters"]))
+    model      parameters
+    -------  ------------
+    gpt2        124439808
+    """
+    cells = [[_cell(value) for value in row] for row in rows]
+    if any(len(row) != len(headers) for row in cells):
+        raise ValueError("a row has more or fewer cells than there are headers")
+    if format == "json":
+        return json.dumps([dict(zip(headers, row, strict=True)) for row in cells], indent=2)
+    if format == "csv":
+        return _csv(cells, headers)
+    if format not in FORMATS:
+        raise ValueError(f"unknown format {format!r}")
+    return _tabulate(cells, headers, markdown=format == "markdown")
+
+
+def heading(text: str) -> str:
+    """Text in bold; where the output is not a terminal, click's echo takes the bold away again."""
+    return text if os.environ.get("NO_COLOR") else f"\033[1m{text}\033[0m"
+
+
+def printable(text: str) -> str:
+    """Text on one line that any terminal can show: control characters and lone surrogates become ``?``.
+
+    >>> printable("two\\nlines \\x1b[31m")
+    'two lines ?[31m'
+    """
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def _cell(value: object) -> object:
+    return printable(value) if isinstance(value, str) else value
+
+
+def _csv(cells: list[list[object]], headers: Sequence[str]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(headers)
+    writer.writerows(cells)
+    return text.getvalue().removesuffix("\n")
+
+
+def _tabulate(cells: list[list[object]], headers: Sequence[str], *, markdown: bool) -> str:
+    from tabulate import tabulate
+
+    right = [bool(cells) and all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
+    texts = [["" if value is None else str(value) for value in row] for row in cells]
+    if markdown:
+        texts = [[text.replace("|", "\\|") for text in row] for row in texts]
+    return tabulate(
+        texts,
+        headers=list(headers),
+        tablefmt="github" if markdown else "simple",
+        disable_numparse=True,
+        colalign=["right" if r else "left" for r in right] if cells else None,
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
