@@ -1,0 +1,71 @@
+"""``memcalc compare``: what a run was estimated to take against what it took."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from memcalc.compare import Comparison, Row, compare_run
+from memcalc.tables import FORMATS, render
+from memcalc.units import format_bytes
+
+__all__ = ["command", "compare_table"]
+
+HEADERS = ("rank", "meter", "category", "moment", "estimated", "measured", "error", "error %", "instrument")
+BYTES = ("rank", "meter", "category", "moment", "low_bytes", "high_bytes", "measured_bytes", "error_bytes", "error_percent", "instrument")
+
+EXAMPLES = """\b
+Examples:
+  memcalc compare run
+  memcalc compare run --all-ranks --format csv > run.csv
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.option("--format", "format_", type=click.Choice(FORMATS), default="table", show_default=True)
+@click.option("--all-ranks", is_flag=True, help="Every row of every rank, not only the peaks of the less full ones.")
+def command(run_dir: Path, format_: str, all_ranks: bool) -> None:
+    """Show estimated against measured memory of the run in RUN_DIR.
+
+    The error is estimate minus measurement. The estimate is for the fullest rank.
+    """
+    comparison = compare_run(run_dir)
+    click.echo(compare_table(comparison, format_, all_ranks=all_ranks or format_ in ("csv", "json")))
+    if format_ in ("table", "markdown"):
+        click.echo(f"\n{summary(comparison)}")
+
+
+def compare_table(comparison: Comparison, format_: str = "table", *, all_ranks: bool = False) -> str:
+    """The rows as text: sizes in words for people, whole bytes for programs."""
+    rows = [row for row in comparison.rows if all_ranks or row.rank == comparison.fullest or row.category == "all" and row.moment == "peak"]
+    if format_ in ("csv", "json"):
+        return render([_exact(row) for row in rows], BYTES, format_)
+    return render([_words(row) for row in rows], HEADERS, format_)
+
+
+def summary(comparison: Comparison) -> str:
+    """Which rank was the fullest, and how far off its peak the estimate was."""
+    peak = comparison.peak
+    states = "equal to the byte" if comparison.states_equal() else "NOT equal"
+    return (
+        f"fullest rank: {comparison.fullest}; allocated peak {_percent(peak)} % off; "
+        f"parameters, gradients and optimizer states {states}"
+    )
+
+
+def _words(row: Row) -> list[object]:
+    low, high = (format_bytes(size, binary=True) for size in (row.low, row.high))
+    estimated = low if row.low == row.high else f"{low} to {high}"
+    measured, error = format_bytes(row.measured, binary=True), format_bytes(row.error_bytes, binary=True)
+    return [str(row.rank), row.meter, row.category, row.moment, estimated, measured, error, _percent(row), row.instrument]
+
+
+def _exact(row: Row) -> list[object]:
+    percent = None if row.error_percent is None else round(row.error_percent, 4)
+    return [row.rank, row.meter, row.category, row.moment, row.low, row.high, row.measured, row.error_bytes, percent, row.instrument]
+
+
+def _percent(row: Row) -> str:
+    return "-" if row.error_percent is None else f"{row.error_percent:+.2f}"

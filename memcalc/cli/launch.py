@@ -1,0 +1,69 @@
+"""``memcalc launch``: train a plan on this machine, then show estimated against measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memcalc.cli.compare import compare_table, summary
+from memcalc.compare import compare_run
+from memcalc.launch import Run, Training, launch
+from memcalc.plan import Plan
+
+__all__ = ["command", "run_and_show"]
+
+EXAMPLES = """\b
+Examples:
+  memcalc launch plan.json --data book.txt --steps 200 --out run
+  memcalc launch plan.json --data books/ --steps 1000 --checkpoint-every 100 --eval-every 100 --out run
+  memcalc launch run/plan.json --data books/ --steps 2000 --out run --resume
+
+The folder of a run holds plan.json, logs/, measured/, run.json, checkpoints/ and weights/.
+Ctrl-C stops all ranks; a second one kills them at once.
+"""
+
+
+@click.command(epilog=EXAMPLES)
+@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN.json")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path),
+    metavar="PATH",
+    help="Text file or a folder of them, uint16 .bin, images in class folders or .npy; default: Python's own source files.",
+)
+@click.option("--steps", type=int, default=20, show_default=True, help="Optimizer steps in all.")
+@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the run; new or empty.")
+@click.option("--resume", is_flag=True, help="Continue from the newest complete checkpoint in --out.")
+@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--learning-rate", type=float, default=3e-4, show_default=True)
+@click.option("--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them.")
+@click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
+@click.option("--checkpoint-every", type=int, default=0, metavar="N", help="Save every N steps; 0: at the end only.")
+@click.option("--measure-steps", type=int, default=3, show_default=True, help="How many first steps are metered.")
+def command(plan: Path, out: Path, **options: Any) -> None:
+    """Train the plan in PLAN.json on this machine's GPUs or CPUs under torchrun.
+
+    Ends with estimated against measured memory, the evaluation loss and where the checkpoint is.
+    """
+    run_and_show(Plan.load(plan), out=out, training=Training(**options))
+
+
+def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
+    """Launch a plan with progress on the terminal, and show what came of it."""
+    run = launch(plan, out=out, training=training, show=click.echo)
+    comparison = compare_run(out)
+    click.echo(f"\n{compare_table(comparison)}\n\n{summary(comparison)}")
+    click.echo(results(run, comparison.measurement))
+
+
+def results(run: Run, measurement: Any) -> str:
+    """Evaluation loss, speed and where the weights and the newest checkpoint are."""
+    checkpoints = sorted((run.out / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    lines = [
+        f"evaluation loss: {measurement.evaluation_loss:.4f}" if measurement.evaluation_loss is not None else "",
+        f"checkpoint: {checkpoints[-1]}" if checkpoints else "",
+        f"done in {run.seconds:.1f} s; everything is in {run.out}",
+    ]
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,124 @@
+"""Estimated against measured: one run, meter by meter, moment by moment, category by category."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from memcalc.estimate import Estimate, estimate
+from memcalc.measurement import Measurement, RankMeasurement
+from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+
+__all__ = ["Comparison", "Row", "STATES", "compare", "compare_run"]
+
+STATES = ("parameters", "gradients", "optimizer")
+"""Categories whose tensors the training loop can name, so that their bytes are known exactly."""
+
+REST = f"everything else ({', '.join(name for name in CATEGORIES if name not in STATES)}, gradients so far)"
+"""What no instrument tells apart at the peak: it counts bytes, not what they are for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One quantity, estimated and measured, in bytes. The estimate is a range where ``low < high``."""
+
+    rank: int
+    meter: str
+    """allocated, reserved, device or host."""
+    category: str
+    """``all``, one of STATES, or REST."""
+    moment: str
+    """A moment of the step, or ``peak`` for the largest of all."""
+    low: int
+    high: int
+    measured: int
+    instrument: str
+
+    @property
+    def error_bytes(self) -> int:
+        """Estimate minus measurement: positive when memcalc says too much; 0 inside a range.
+
+        >>> row = Row(rank=0, meter="allocated", category="all", moment="peak", low=99, high=99, measured=100, instrument="")
+        >>> row.error_bytes, row.error_percent
+        (-1, -1.0)
+        """
+        return max(self.low - self.measured, 0) + min(self.high - self.measured, 0)
+
+    @property
+    def error_percent(self) -> float | None:
+        """The error in percent of the measurement; None where nothing was measured to divide by."""
+        if not self.measured:
+            return None if self.error_bytes else 0.0
+        return 100 * self.error_bytes / self.measured
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """All rows of one run. The estimate is for the fullest rank, so only its errors judge the estimate."""
+
+    estimate: Estimate
+    measurement: Measurement
+    fullest: int
+    """The rank with the largest measured allocated peak; the first of equals."""
+    rows: tuple[Row, ...]
+
+    @property
+    def peak(self) -> Row:
+        """The row everything is about: the allocated peak of the fullest rank."""
+        return self.row(self.fullest, "allocated", "all", "peak")
+
+    def row(self, rank: int, meter: str, category: str, moment: str) -> Row:
+        """One row by its four keys; KeyError when it was not measured."""
+        for row in self.rows:
+            if (row.rank, row.meter, row.category, row.moment) == (rank, meter, category, moment):
+                return row
+        raise KeyError((rank, meter, category, moment))
+
+    def states_equal(self) -> bool:
+        """Parameters, gradients and optimizer states of the fullest rank are right to the byte."""
+        return all(row.error_bytes == 0 for row in self.rows if row.rank == self.fullest and row.category in STATES)
+
+
+def compare_run(folder: Path) -> Comparison:
+    """The comparison for a folder that ``launch`` filled. Raises FileError when it does not hold a measured run."""
+    measurement = Measurement.load(folder)
+    return compare(estimate(measurement.plan), measurement)
+
+
+def compare(estimated: Estimate, measured: Measurement) -> Comparison:
+    """Every quantity that both sides have, for every rank."""
+    fullest = max(measured.ranks, key=lambda rank: (rank.allocated_peak, -rank.rank)).rank
+    rows = tuple(row for rank in measured.ranks for row in _rank(estimated, rank))
+    return Comparison(estimate=estimated, measurement=measured, fullest=fullest, rows=rows)
+
+
+def held(timeline: Timeline, category: str) -> int:
+    """Bytes of one category when it is complete: the most that is alive at any point of the step."""
+    return max(timeline.at_moment(moment, category) for moment in MOMENTS)
+
+
+def _rank(estimated: Estimate, rank: RankMeasurement) -> Iterator[Row]:
+    def row(meter: str, category: str, moment: str, low: int, measured: int, high: int | None = None) -> Row:
+        return Row(
+            rank=rank.rank, meter=meter, category=category, moment=moment, low=low,
+            high=low if high is None else high, measured=measured, instrument=rank.instrument,
+        )  # fmt: skip
+
+    states = {category: held(estimated.timeline, category) for category in STATES}
+    yield row("allocated", "all", "peak", estimated.peak.bytes, rank.allocated_peak)
+    for moment in MOMENTS:
+        if moment in rank.by_moment and moment in estimated.peak.by_moment:
+            yield row("allocated", "all", moment, estimated.peak.by_moment[moment], rank.by_moment[moment])
+    for category in STATES:
+        yield row("allocated", category, "peak", states[category], getattr(rank, category))
+    lasting = rank.parameters + rank.optimizer
+    rest = estimated.peak.bytes - states["parameters"] - states["optimizer"]
+    yield row("allocated", REST, "peak", rest, rank.allocated_peak - lasting)
+    for meter, (low, high), measured in (
+        ("reserved", estimated.reserved, rank.reserved_peak),
+        ("device", estimated.device, rank.device_peak),
+        ("host", (estimated.host, estimated.host), rank.host_peak),
+    ):
+        if measured is not None:
+            yield row(meter, "all", "peak", low, measured, high)
