@@ -15,7 +15,6 @@ __all__ = ["RankError", "failure", "rank_errors"]
 _SHOWN = ("strategy", "ranks", "precision", "micro_batch", "accumulation", "checkpoint_every", "optimizer_kind")
 
 
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankError:
     """What one failing rank wrote down: the moment of the step, ``oom`` or ``error``, and torch's message."""
@@ -33,7 +32,9 @@ def rank_errors(out: Path) -> list[RankError]:
         try:
             said = read_json(path, str(path))
             message = " ".join(str(said["message"]).split())
-            found.append(RankError(rank=int(said["rank"]), moment=str(said["moment"]), kind=str(said["kind"]), message=message))
+            found.append(
+                RankError(rank=int(said["rank"]), moment=str(said["moment"]), kind=str(said["kind"]), message=message)
+            )
         except (MemcalcError, KeyError, TypeError, ValueError):
             continue  # cut off by a full disk or a kill; the logs still say what happened
     return sorted(found, key=lambda error: error.kind != "oom")
@@ -58,12 +59,20 @@ def _next_plan(plan: Plan, out: Path) -> str:
     from memcalc.recommend import next_plan
 
     machine = detect()
-    capacity = min((gpu.usable_bytes for gpu in machine.gpus), default=0) if plan.device == "cuda" else machine.ram_bytes // plan.ranks
+    capacity = (
+        min((gpu.usable_bytes for gpu in machine.gpus), default=0)
+        if plan.device == "cuda"
+        else machine.ram_bytes // plan.ranks
+    )
     other = next_plan(plan, capacity)
     if other is None:
         return "no plan for this model fits on this machine"
     path = out / "next-plan.json"
-    changed = [f"{name.replace('_', ' ')} {getattr(other, name)}" for name in _SHOWN if getattr(other, name) != getattr(plan, name)]
+    changed = [
+        f"{name.replace('_', ' ')} {getattr(other, name)}"
+        for name in _SHOWN
+        if getattr(other, name) != getattr(plan, name)
+    ]
     try:
         other.save(path)
     except FileError:

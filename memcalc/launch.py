@@ -28,7 +28,7 @@ from memcalc.precision import DTYPE_BYTES
 from memcalc.supervise import GRACE_SECONDS, supervise
 from memcalc.units import format_bytes
 
-__all__ = ["Run", "Training", "check", "command", "launch"]
+__all__ = ["Run", "Training", "check", "command", "environment", "launch", "require_torch"]
 
 TRAINERS = "trainers"
 """The module torchrun runs on each rank."""
@@ -133,15 +133,22 @@ def environment(base: Mapping[str, str]) -> dict[str, str]:
 
 def check(plan: Plan, *, out: Path, training: Training) -> list[str]:
     """Everything that can be known before a process starts; returns warnings, raises MemcalcError."""
-    if importlib.util.find_spec("torch") is None:
-        raise RunError("torch is not installed; to train: pip install 'gpu-memcalc[train]'")
+    require_torch()
     if plan.model.family == "size":
-        raise PlanError(f"{plan.model.name} is known by its size only; a model to train needs a family: mlp, gpt2 or llama")
+        raise PlanError(
+            f"{plan.model.name} is known by its size only; a model to train needs a family: mlp, gpt2 or llama"
+        )
     if plan.nodes > 1:
         raise PlanError(f"the plan is for {plan.nodes} nodes; launch starts ranks on this machine only")
     _check_folder(plan, out, resume=training.resume)
     _check_space(plan, out)
     return _check_machine(plan)
+
+
+def require_torch() -> None:
+    """Raises RunError where torch is not installed; looks without importing it."""
+    if importlib.util.find_spec("torch") is None:
+        raise RunError("torch is not installed; to train: pip install 'gpu-memcalc[train]'")
 
 
 def _check_machine(plan: Plan) -> list[str]:
@@ -150,7 +157,9 @@ def _check_machine(plan: Plan) -> list[str]:
     machine = detect()
     if plan.device == "cuda" and len(machine.gpus) < plan.ranks:
         found = f"{len(machine.gpus)} GPUs" if machine.gpus else "no GPU"
-        raise PlanError(f"the plan needs {plan.ranks} GPUs, this machine has {found}; make one for it with memcalc recommend")
+        raise PlanError(
+            f"the plan needs {plan.ranks} GPUs, this machine has {found}; make one for it with memcalc recommend"
+        )
     if plan.device == "cpu" and plan.ranks > machine.cores:
         return [f"{plan.ranks} ranks share {machine.cores} cores and will be slow"]
     return []

@@ -57,7 +57,9 @@ def pids(tmp_path: Path) -> list[int]:
 
 def test_output_is_shown_line_by_line_and_errors_go_to_the_file(tmp_path: Path) -> None:
     lines: list[str] = []
-    code = run(tmp_path, "-c", "import sys; print('a'); print('b', end=''); sys.stderr.write('why'); sys.exit(7)", lines=lines)
+    code = run(
+        tmp_path, "-c", "import sys; print('a'); print('b', end=''); sys.stderr.write('why'); sys.exit(7)", lines=lines
+    )
     assert (code, lines) == (7, ["a", "b"])
     assert (tmp_path / "errors.log").read_text() == "why"
 
@@ -132,7 +134,9 @@ def test_a_signal_leaves_no_process(tmp_path: Path, number: signal.Signals) -> N
 
 
 def test_a_second_signal_does_not_wait_for_the_grace(tmp_path: Path) -> None:
-    launcher = start(tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(120)", "60")
+    launcher = start(
+        tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(120)", "60"
+    )
     time.sleep(0.5)
     launcher.send_signal(signal.SIGINT)
     time.sleep(0.5)

@@ -13,7 +13,18 @@ from memcalc.units import format_bytes
 __all__ = ["command", "compare_table"]
 
 HEADERS = ("rank", "meter", "category", "moment", "estimated", "measured", "error", "error %", "instrument")
-BYTES = ("rank", "meter", "category", "moment", "low_bytes", "high_bytes", "measured_bytes", "error_bytes", "error_percent", "instrument")
+BYTES = (
+    "rank",
+    "meter",
+    "category",
+    "moment",
+    "low_bytes",
+    "high_bytes",
+    "measured_bytes",
+    "error_bytes",
+    "error_percent",
+    "instrument",
+)
 
 EXAMPLES = """\b
 Examples:
@@ -39,7 +50,11 @@ def command(run_dir: Path, format_: str, all_ranks: bool) -> None:
 
 def compare_table(comparison: Comparison, format_: str = "table", *, all_ranks: bool = False) -> str:
     """The rows as text: sizes in words for people, whole bytes for programs."""
-    rows = [row for row in comparison.rows if all_ranks or row.rank == comparison.fullest or row.category == "all" and row.moment == "peak"]
+    rows = [
+        row
+        for row in comparison.rows
+        if all_ranks or row.rank == comparison.fullest or row.category == "all" and row.moment == "peak"
+    ]
     if format_ in ("csv", "json"):
         return render([_exact(row) for row in rows], BYTES, format_)
     return render([_words(row) for row in rows], HEADERS, format_)
@@ -59,12 +74,33 @@ def _words(row: Row) -> list[object]:
     low, high = (format_bytes(size, binary=True) for size in (row.low, row.high))
     estimated = low if row.low == row.high else f"{low} to {high}"
     measured, error = format_bytes(row.measured, binary=True), format_bytes(row.error_bytes, binary=True)
-    return [str(row.rank), row.meter, row.category, row.moment, estimated, measured, error, _percent(row), row.instrument]
+    return [
+        str(row.rank),
+        row.meter,
+        row.category,
+        row.moment,
+        estimated,
+        measured,
+        error,
+        _percent(row),
+        row.instrument,
+    ]
 
 
 def _exact(row: Row) -> list[object]:
     percent = None if row.error_percent is None else round(row.error_percent, 4)
-    return [row.rank, row.meter, row.category, row.moment, row.low, row.high, row.measured, row.error_bytes, percent, row.instrument]
+    return [
+        row.rank,
+        row.meter,
+        row.category,
+        row.moment,
+        row.low,
+        row.high,
+        row.measured,
+        row.error_bytes,
+        percent,
+        row.instrument,
+    ]
 
 
 def _percent(row: Row) -> str:

@@ -34,11 +34,15 @@ Ctrl-C stops all ranks; a second one kills them at once.
     help="Text file or a folder of them, uint16 .bin, images in class folders or .npy; default: Python's own source files.",
 )
 @click.option("--steps", type=int, default=20, show_default=True, help="Optimizer steps in all.")
-@click.option("--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the run; new or empty.")
+@click.option(
+    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the run; new or empty."
+)
 @click.option("--resume", is_flag=True, help="Continue from the newest complete checkpoint in --out.")
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)
-@click.option("--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them.")
+@click.option(
+    "--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them."
+)
 @click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
 @click.option("--checkpoint-every", type=int, default=0, metavar="N", help="Save every N steps; 0: at the end only.")
 @click.option("--measure-steps", type=int, default=3, show_default=True, help="How many first steps are metered.")
@@ -60,7 +64,9 @@ def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
 
 def results(run: Run, measurement: Any) -> str:
     """Evaluation loss, speed and where the weights and the newest checkpoint are."""
-    checkpoints = sorted((run.out / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
+    checkpoints = sorted(
+        (run.out / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))
+    )
     lines = [
         f"evaluation loss: {measurement.evaluation_loss:.4f}" if measurement.evaluation_loss is not None else "",
         f"checkpoint: {checkpoints[-1]}" if checkpoints else "",
