@@ -1,0 +1,68 @@
+"""Every error memcalc raises on purpose.
+
+    MemcalcError
+    ├── InputError          a value the user gave cannot be used
+    │   ├── UnknownNameError    a name that is in no catalog (carries the nearest one)
+    │   └── PlanError           values that are fine alone but not together
+    ├── FileError           a file cannot be read, written or understood
+    └── RunError            a training run was started and failed
+
+The command line shows one as a single line and exits with its ``exit_code``; anything else that
+escapes is a bug in memcalc.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = ["FileError", "InputError", "MemcalcError", "PlanError", "RunError", "UnknownNameError"]
+
+
+class MemcalcError(Exception):
+    """Base of all errors raised on purpose; its text is one line written for the user."""
+
+    exit_code = 2
+
+
+class InputError(MemcalcError):
+    """A value the user gave cannot be used."""
+
+
+class UnknownNameError(InputError):
+    """A name that is in no catalog.
+
+    >>> str(UnknownNameError("GPU", "a100-80", ["a100-80gb", "t4"]))
+    "unknown GPU 'a100-80'; did you mean 'a100-80gb'? known: a100-80gb, t4"
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        self.kind, self.name, self.known = kind, name, sorted(known)
+        near = difflib.get_close_matches(name.lower(), self.known, n=1, cutoff=0.5)
+        self.nearest = near[0] if near else None
+        hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
+        super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(self.known)}")
+
+
+class PlanError(InputError):
+    """Values that are fine alone but cannot stand together in one plan."""
+
+
+class FileError(MemcalcError):
+    """A file cannot be read, written or understood."""
+
+
+class RunError(MemcalcError):
+    """A training run was started and failed; the workers' logs hold their tracebacks."""
+
+    exit_code = 1
+
+
+def shorten(value: object, limit: int = 60) -> str:
+    """``repr(value)`` on one line and of bounded length, for error messages.
+
+    >>> shorten("a" * 100, limit=12)
+    "'aaaaaaaa..."
+    """
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

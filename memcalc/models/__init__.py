@@ -1,0 +1,16 @@
+"""Model families (how a model is built) and named models (with which numbers)."""
+
+from __future__ import annotations
+
+from memcalc.catalog import Catalog
+from memcalc.models.family import Block, Family
+from memcalc.models.gpt2 import GPT2
+from memcalc.models.llama import LLAMA
+from memcalc.models.mlp import MLP
+from memcalc.models.named import MODELS
+from memcalc.models.size import SIZE
+from memcalc.models.spec import HEAD, ROOT, Model, Weight
+
+__all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
+
+FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, SIZE])

@@ -1,0 +1,37 @@
+"""Rules that numbers of a model must keep, shared by the families."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.errors import PlanError
+from memcalc.models.spec import Model
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["heads_divide", "positive", "reads_tokens"]
+
+
+def positive(model: Model, *fields: str) -> None:
+    for field in fields:
+        if getattr(model, field) < 1:
+            raise PlanError(f"model {model.name}: {field} {getattr(model, field)} must be at least 1")
+
+
+def heads_divide(model: Model) -> None:
+    """Heads share the hidden width evenly, and key/value heads serve query heads evenly."""
+    if model.hidden % model.heads:
+        raise PlanError(f"model {model.name}: {model.heads} heads do not divide hidden {model.hidden}")
+    if model.kv_heads and model.heads % model.kv_heads:
+        raise PlanError(f"model {model.name}: {model.kv_heads} key/value heads do not divide {model.heads} heads")
+
+
+def reads_tokens(model: Model, plan: Plan) -> None:
+    """A token model needs a sequence length within its context and at least one sample."""
+    if plan.micro_batch < 1:
+        raise PlanError(f"micro batch {plan.micro_batch} must be at least 1")
+    if plan.tokens < 1:
+        raise PlanError(f"tokens {plan.tokens}: {model.name} reads tokens; give the sequence length")
+    if plan.tokens > model.context:
+        raise PlanError(f"{plan.tokens} tokens are more than the {model.context} positions of {model.name}")

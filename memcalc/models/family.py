@@ -1,0 +1,38 @@
+"""What a model family has to offer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from memcalc.models.spec import Model, Weight
+from memcalc.tape import Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["Block", "Family"]
+
+Block = tuple[str, Callable[[Tensor], Tensor]]
+"""A repeated part of the model: its name, and what it does to the residual stream."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Family:
+    """One way to build a model; the numbers come from a Model."""
+
+    name: str
+    summary: str
+    reads: str
+    """What one sample is: ``tokens``, ``features`` or nothing that is known."""
+    check: Callable[[Model, Plan], None]
+    """Raises PlanError when the numbers do not fit together."""
+    weights: Callable[[Model], list[Weight]]
+    """Every weight once, in the order of the torch module's parameters()."""
+    enter: Callable[[Tape, Plan, Tensor], Tensor]
+    """From inputs to what the first block takes."""
+    blocks: Callable[[Tape, Plan], list[Block]]
+    """The blocks in order; checkpointing and sharding work on these."""
+    leave: Callable[[Tape, Plan, Tensor], Tensor]
+    """From the last block to the tensor the loss is taken of."""

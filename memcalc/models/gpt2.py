@@ -1,0 +1,85 @@
+"""GPT-2 on the tape, nearly line by line ``trainers/models/gpt2.py`` (Radford et al. 2019)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from memcalc import ops
+from memcalc.attention import attention as attend
+from memcalc.models.checks import heads_divide, positive, reads_tokens
+from memcalc.models.family import Block, Family
+from memcalc.models.spec import HEAD, Model, Weight
+from memcalc.tape import Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["GPT2"]
+
+
+def check(model: Model, plan: Plan) -> None:
+    positive(model, "layers", "hidden", "heads", "ffn", "vocab", "context")
+    heads_divide(model)
+    reads_tokens(model, plan)
+
+
+def weights(model: Model) -> list[Weight]:
+    """148 tensors for 12 layers; the head is the token embedding, so it is counted once.
+
+    >>> from memcalc.models import MODELS
+    >>> sum(weight.numel for weight in weights(MODELS["gpt2"]))
+    124439808
+    """
+    h, f = model.hidden, model.ffn
+    found = [Weight("wte.weight", (model.vocab, h)), Weight("wpe.weight", (model.context, h))]
+    for layer in range(model.layers):
+        block = f"h.{layer}"
+        for name, shape in (
+            ("ln_1", (h,)), ("attn.c_attn", (3 * h, h)), ("attn.c_proj", (h, h)),
+            ("ln_2", (h,)), ("mlp.c_fc", (f, h)), ("mlp.c_proj", (h, f)),
+        ):  # fmt: skip
+            found.append(Weight(f"{block}.{name}.weight", shape, block))
+            found.append(Weight(f"{block}.{name}.bias", shape[:1], block))
+    return [*found, Weight("ln_f.weight", (h,), HEAD), Weight("ln_f.bias", (h,), HEAD)]
+
+
+def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
+    x = ops.add(t, ops.embedding(t, ids, "wte"), ops.positions(t, "wpe", plan.tokens), "embeddings")
+    return ops.dropout(t, x, "embedding dropout", plan.dropout)
+
+
+def blocks(t: Tape, plan: Plan) -> list[Block]:
+    return [(f"h.{layer}", partial(block, t, plan, f"h.{layer}")) for layer in range(plan.model.layers)]
+
+
+def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
+    return ops.linear(t, ops.layer_norm(t, x, "ln_f"), "lm_head", weight="wte.weight")
+
+
+def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
+    x = ops.add(t, x, attention(t, plan, ops.layer_norm(t, x, f"{name}.ln_1"), f"{name}.attn"), f"{name}.residual_1")
+    return ops.add(t, x, mlp(t, plan, ops.layer_norm(t, x, f"{name}.ln_2"), f"{name}.mlp"), f"{name}.residual_2")
+
+
+def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    q, k, v = ops.split(t, ops.linear(t, x, f"{name}.c_attn"), 3, f"{name}.c_attn split")
+    x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout)
+    return ops.dropout(t, ops.linear(t, x, f"{name}.c_proj"), f"{name}.dropout", plan.dropout)
+
+
+def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    x = ops.pointwise(t, ops.linear(t, x, f"{name}.c_fc"), f"{name}.gelu")
+    return ops.dropout(t, ops.linear(t, x, f"{name}.c_proj"), f"{name}.dropout", plan.dropout)
+
+
+GPT2 = Family(
+    name="gpt2",
+    summary="GPT-2: learned positions, LayerNorm, one QKV matrix, GELU, head tied to the embedding",
+    reads="tokens",
+    check=check,
+    weights=weights,
+    enter=enter,
+    blocks=blocks,
+    leave=leave,
+)

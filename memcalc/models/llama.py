@@ -1,0 +1,92 @@
+"""Llama on the tape, nearly line by line ``trainers/models/llama.py`` (Touvron et al. 2023)."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from memcalc import ops
+from memcalc.attention import attention as attend
+from memcalc.models.checks import heads_divide, positive, reads_tokens
+from memcalc.models.family import Block, Family
+from memcalc.models.spec import HEAD, Model, Weight
+from memcalc.tape import Storage, Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["LLAMA"]
+
+
+def check(model: Model, plan: Plan) -> None:
+    positive(model, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context")
+    heads_divide(model)
+    reads_tokens(model, plan)
+
+
+def weights(model: Model) -> list[Weight]:
+    """Nine tensors a block, no biases, a head of its own.
+
+    >>> from memcalc.models import MODELS
+    >>> sum(weight.numel for weight in weights(MODELS["llama-3-8b"]))
+    8030261248
+    """
+    h, f = model.hidden, model.ffn
+    kv = h // model.heads * model.kv_heads
+    found = [Weight("embed_tokens.weight", (model.vocab, h))]
+    for layer in range(model.layers):
+        block = f"layers.{layer}"
+        for name, shape in (
+            ("input_layernorm", (h,)), ("self_attn.q_proj", (h, h)), ("self_attn.k_proj", (kv, h)),
+            ("self_attn.v_proj", (kv, h)), ("self_attn.o_proj", (h, h)), ("post_attention_layernorm", (h,)),
+            ("mlp.gate_proj", (f, h)), ("mlp.up_proj", (f, h)), ("mlp.down_proj", (h, f)),
+        ):  # fmt: skip
+            found.append(Weight(f"{block}.{name}.weight", shape, block))
+    return [*found, Weight("norm.weight", (h,), HEAD), Weight("lm_head.weight", (model.vocab, h), HEAD)]
+
+
+def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
+    return ops.embedding(t, ids, "embed_tokens")
+
+
+def blocks(t: Tape, plan: Plan) -> list[Block]:
+    tables = ops.rotary_tables(t, plan.tokens, plan.model.hidden // plan.model.heads)
+    names = [f"layers.{layer}" for layer in range(plan.model.layers)]
+    return [(name, partial(block, t, plan, tables, name)) for name in names]
+
+
+def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
+    return ops.linear(t, ops.rms_norm(t, x, "norm"), "lm_head")
+
+
+def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
+    y = attention(t, plan, tables, ops.rms_norm(t, x, f"{name}.input_layernorm"), f"{name}.self_attn")
+    x = ops.add(t, x, y, f"{name}.residual_1")
+    del y
+    y = mlp(t, ops.rms_norm(t, x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
+    return ops.add(t, x, y, f"{name}.residual_2")
+
+
+def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
+    q = ops.rotary(t, ops.linear(t, x, f"{name}.q_proj"), f"{name}.q_rotary", tables)
+    k = ops.rotary(t, ops.linear(t, x, f"{name}.k_proj"), f"{name}.k_rotary", tables)
+    v = ops.linear(t, x, f"{name}.v_proj")
+    x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=0.0)
+    return ops.linear(t, x, f"{name}.o_proj")
+
+
+def mlp(t: Tape, x: Tensor, name: str) -> Tensor:
+    gate = ops.pointwise(t, ops.linear(t, x, f"{name}.gate_proj"), f"{name}.silu")
+    return ops.linear(t, ops.multiply(t, gate, ops.linear(t, x, f"{name}.up_proj"), f"{name}.product"), f"{name}.down_proj")
+
+
+LLAMA = Family(
+    name="llama",
+    summary="Llama: rotary positions, RMSNorm, grouped queries, SwiGLU, no biases, a head of its own",
+    reads="tokens",
+    check=check,
+    weights=weights,
+    enter=enter,
+    blocks=blocks,
+    leave=leave,
+)

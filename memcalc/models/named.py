@@ -1,0 +1,51 @@
+"""Named models. Each row is a published configuration, or a small one for tests and demonstrations."""
+
+from __future__ import annotations
+
+from memcalc.catalog import Catalog
+from memcalc.models.spec import Model
+
+__all__ = ["MODELS"]
+
+
+def _gpt2(name: str, layers: int, hidden: int, heads: int, vocab: int = 50257, context: int = 1024) -> Model:
+    return Model(
+        name=name, family="gpt2", layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
+        ffn=4 * hidden, vocab=vocab, context=context, tied=True,
+    )  # fmt: skip
+
+
+def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: int, vocab: int, context: int) -> Model:
+    return Model(
+        name=name, family="llama", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads,
+        ffn=ffn, vocab=vocab, context=context,
+    )  # fmt: skip
+
+
+def _mlp(name: str, layers: int, width: int, classes: int) -> Model:
+    return Model(name=name, family="mlp", layers=layers, hidden=width, features=width, classes=classes)
+
+
+MODELS: Catalog[Model] = Catalog(
+    "model",
+    [
+        # Radford et al. 2019, table 2; config.json of the published checkpoints.
+        _gpt2("gpt2", 12, 768, 12),
+        _gpt2("gpt2-medium", 24, 1024, 16),
+        _gpt2("gpt2-large", 36, 1280, 20),
+        _gpt2("gpt2-xl", 48, 1600, 25),
+        # Touvron et al. 2023 (Llama 2), table 1; config.json of the published checkpoints.
+        _llama("llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
+        _llama("llama-2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),
+        _llama("llama-2-70b", 80, 8192, 64, 8, 28672, 32000, 4096),
+        # Grattafiori et al. 2024 (Llama 3), table 3; config.json of the published checkpoints.
+        _llama("llama-3-8b", 32, 4096, 32, 8, 14336, 128256, 8192),
+        _llama("llama-3-70b", 80, 8192, 64, 8, 28672, 128256, 8192),
+        # Small ones that train on two CPU cores. 256 is the number of bytes, so they read plain text.
+        _gpt2("gpt2-small-text", 6, 256, 8, vocab=256, context=256),
+        _gpt2("gpt2-tiny", 2, 64, 4, vocab=256, context=128),
+        _llama("llama-tiny", 2, 64, 4, 2, 192, 256, 128),
+        _mlp("mlp", 5, 1024, 10),
+        _mlp("mlp-tiny", 4, 256, 10),
+    ],
+)

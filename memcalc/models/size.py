@@ -1,0 +1,68 @@
+"""A model of which only the size is known: parameters, and perhaps layers and what one keeps."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from memcalc import ops
+from memcalc.errors import PlanError
+from memcalc.models.checks import positive
+from memcalc.models.family import Block, Family
+from memcalc.models.spec import Model, Weight
+from memcalc.tape import Tape, Tensor
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["SIZE"]
+
+
+def check(model: Model, plan: Plan) -> None:
+    positive(model, "parameters")
+    if model.layers > model.parameters:
+        raise PlanError(f"{model.layers} layers are more than {model.parameters} parameters")
+    if (model.features or model.layer_bytes) and plan.micro_batch < 1:
+        raise PlanError(f"micro batch {plan.micro_batch} must be at least 1 when inputs or activations are given")
+    if model.layer_bytes and not model.layers:
+        raise PlanError("activation bytes per layer are given, but not how many layers there are")
+
+
+def weights(model: Model) -> list[Weight]:
+    """One tensor a layer, as equal as whole parameters allow; one tensor in all when layers are unknown.
+
+    >>> [weight.numel for weight in weights(Model(name="ten", family="size", parameters=10, layers=3))]
+    [4, 3, 3]
+    """
+    layers = max(model.layers, 1)
+    share, left = divmod(model.parameters, layers)
+    return [Weight(f"layers.{i}.weight", (share + (i < left),), f"layers.{i}") for i in range(layers)]
+
+
+def enter(t: Tape, plan: Plan, x: Tensor) -> Tensor:
+    return x
+
+
+def blocks(t: Tape, plan: Plan) -> list[Block]:
+    return [(f"layers.{i}", partial(block, t, plan, f"layers.{i}")) for i in range(max(plan.model.layers, 1))]
+
+
+def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
+    """A layer keeps its stated bytes, or one output of the sample's size: L × N × S × bytes."""
+    return ops.opaque(t, x, name, (plan.model.features,), plan.model.layer_bytes)
+
+
+def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
+    return x
+
+
+SIZE = Family(
+    name="size",
+    summary="known by its parameter count alone",
+    reads="features",
+    check=check,
+    weights=weights,
+    enter=enter,
+    blocks=blocks,
+    leave=leave,
+)

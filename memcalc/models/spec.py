@@ -1,0 +1,56 @@
+"""What a model is made of: numbers (Model) and named weights (Weight). No torch, no formulas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+__all__ = ["HEAD", "ROOT", "Model", "Weight"]
+
+ROOT, HEAD = "root", "head"
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One trainable tensor, counted once however many modules share it."""
+
+    name: str
+    shape: tuple[int, ...]
+    group: str = ROOT
+    """``root``, ``head`` or the name of the block that owns it; sharding wraps blocks one by one."""
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """The numbers of one architecture; a family says what is built from them.
+
+    Fields a family does not use stay 0. Widths are in elements, ``context`` in tokens.
+    """
+
+    name: str
+    family: str
+    layers: int = 0
+    hidden: int = 0
+    """Width of the residual stream (of every layer, for an MLP)."""
+    heads: int = 0
+    kv_heads: int = 0
+    """Key/value heads; fewer than ``heads`` means grouped-query attention."""
+    ffn: int = 0
+    """Width inside the MLP of a block."""
+    vocab: int = 0
+    context: int = 0
+    """Longest sequence the model can take (rows of a position table)."""
+    features: int = 0
+    """Elements of one input sample, for models that do not read tokens."""
+    classes: int = 0
+    """Outputs of a classifier."""
+    tied: bool = False
+    """The output head is the token embedding itself."""
+    parameters: int = 0
+    """Parameter count, for a model known by its size only (family ``size``)."""
+    layer_bytes: int = 0
+    """Activation bytes one layer keeps for the whole micro batch, where someone stated them (family ``size``)."""

@@ -1,0 +1,357 @@
+"""What each torch operation allocates, saves for backward and allocates in backward.
+
+One function per operation, called by the families in ``memcalc/models`` the way the torch module calls
+torch. ``t`` is the tape, shapes leave out the batch dimension, and every operation returns its output.
+Sources: autograd's derivatives.yaml; formulas.md sections C.1, C.5 and C.6 hold the byte counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from memcalc.tape import Edge, Gradient, Node, Storage, Tape, Tensor
+
+__all__ = [
+    "add", "boundary", "cast", "cross_entropy", "dropout", "embedding", "layer_norm", "linear", "multiply",
+    "opaque", "pointwise", "positions", "relu", "rms_norm", "rotary", "rotary_tables", "split",
+]  # fmt: skip
+
+
+def _edge(x: Tensor) -> Edge:
+    return None if x.node is None else (x.node, x.slot)
+
+
+def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
+    """``x.to(dtype)``; nothing when it has that dtype already. Casts of activations are never cached."""
+    if x.dtype == dtype:
+        return x
+    shape, back = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} gradient", shape, back, "temporary")]
+
+    node = t.node([_edge(x)], backward)
+    return t.output(f"{name} as {dtype}", shape, dtype, node)
+
+
+def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:
+    """``F.linear``: saves its input (for the weight) and, under autocast, the 16-bit copy of the weight.
+
+    With a bias it is one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first.
+    """
+    w = t.weights[weight or f"{name}.weight"]
+    bias = t.weights.get(f"{name}.bias")
+    if t.autocast:
+        x = cast(t, x, t.compute_dtype, f"{name} input")
+    shape, dtype, wants_input = x.shape, x.dtype, x.node is not None
+    out = (*shape[:-1], w.shape[0])
+    low = t.weight_dtype if not t.autocast else t.compute_dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        parts = [(f"{name} input gradient", shape, dtype, "temporary", True) if wants_input else None]
+        parts.append((f"{w.name} gradient", w.shape, low, "gradients", False))
+        if bias is None:
+            parts.reverse()
+        else:
+            parts.append((f"{bias.name} gradient", bias.shape, low, "gradients", False))
+        results = [part and t.allocate(*part[:4], batched=part[4]) for part in parts]
+        if wants_input and len(shape) > 1:  # computed on flattened rows
+            results[edges.index(source)].view = True
+        return results
+
+    source = _edge(x)
+    edges: list[Edge] = [source, w] if bias is not None else [w, source]
+    node = t.node([*edges, *([bias] if bias else [])], backward)
+    t.save(node, x.storage)
+    if t.autocast:
+        t.save(node, t.cast_weight(w))
+        if bias is not None:
+            t.cast_weight(bias)
+    return t.output(f"{name} output", out, dtype, node)
+
+
+def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:
+    """``F.embedding``: saves the indices; its weight gradient is dense."""
+    w = t.weights[f"{name}.weight"]
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
+
+    node = t.node([w], backward)
+    t.save(node, ids.storage)
+    return t.output(f"{name} output", (*ids.shape, w.shape[1]), t.weight_dtype, node)
+
+
+def positions(t: Tape, name: str, tokens: int) -> Tensor:
+    """Learned positions, looked up once per sequence and shared by the batch."""
+    w = t.weights[f"{name}.weight"]
+    ids = t.allocate(f"{name} indices", (tokens,), "int64", "temporary", batched=False)
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
+
+    node = t.node([w], backward)
+    t.save(node, ids)
+    shape = (tokens, w.shape[1])
+    return Tensor(t.allocate(f"{name} output", shape, t.weight_dtype, "activations", batched=False), shape, t.weight_dtype, node, batched=False)
+
+
+def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``F.layer_norm``: saves its input, mean and reciprocal deviation (float32, one each per row)."""
+    w, bias = t.weights[f"{name}.weight"], t.weights.get(f"{name}.bias")
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        results: list[Gradient] = [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
+        for part in (w, bias):
+            if part is not None:
+                results.append(t.allocate(f"{part.name} gradient", part.shape, t.weight_dtype, "gradients", batched=False))
+        partial_sums = t.allocate(f"{name} partial sums", (2, shape[-1]), t.weight_dtype, "temporary", batched=False)
+        del partial_sums
+        return results
+
+    node = t.node([_edge(x), w, *([bias] if bias else [])], backward)
+    t.save(node, x.storage)
+    y = t.output(f"{name} output", shape, dtype, node)
+    stats = dtype if t.device == "cpu" else "float32"
+    t.save(node, *(t.allocate(f"{name} {part}", shape[:-1], stats, "activations") for part in ("mean", "rstd")))
+    return y
+
+
+def pointwise(t: Tape, x: Tensor, name: str) -> Tensor:
+    """An activation function that saves its input: GELU, SiLU."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
+
+    node = t.node([_edge(x)], backward)
+    t.save(node, x.storage)
+    return t.output(f"{name} output", shape, dtype, node)
+
+
+def relu(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``F.relu`` saves its output, which the next layer saves anyway."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
+
+    node = t.node([_edge(x)], backward)
+    y = t.output(f"{name} output", shape, dtype, node)
+    t.save(node, y.storage)
+    return y
+
+
+def add(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
+    """``x + y``: saves nothing; both sides receive the very same gradient."""
+    dtype = "float32" if "float32" in (x.dtype, y.dtype) else x.dtype
+    metas = [(z.dtype, z.batched, z.shape) for z in (x, y)]
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        results: list[Gradient] = []
+        for low, batched, shape in metas:
+            same = low == dtype and batched
+            results.append(grads[0] if same else t.allocate(f"{name} gradient", shape, low, "temporary", batched=batched))
+        return results
+
+    node = t.node([_edge(x), _edge(y)], backward)
+    return t.output(f"{name} output", x.shape, dtype, node)
+
+
+def multiply(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
+    """``x * y``: saves both factors and makes two gradients."""
+    shape, dtypes = x.shape, (x.dtype, y.dtype)
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} factor gradient", shape, dtype, "temporary") for dtype in dtypes]
+
+    node = t.node([_edge(x), _edge(y)], backward)
+    t.save(node, x.storage, y.storage)
+    return t.output(f"{name} output", shape, x.dtype, node)
+
+
+def split(t: Tape, x: Tensor, parts: int, name: str) -> list[Tensor]:
+    """``x.split``: views of one storage; their gradients are concatenated."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} gradient", shape, dtype, "temporary")]
+
+    node = t.node([_edge(x)], backward, outputs=parts)
+    part = (*shape[:-1], shape[-1] // parts)
+    return [Tensor(x.storage, part, dtype, node, slot) for slot in range(parts)]
+
+
+def dropout(t: Tape, x: Tensor, name: str, probability: float) -> Tensor:
+    """``F.dropout``: CUDA saves a one-byte mask, the CPU kernel a mask in the input's dtype."""
+    if not probability:
+        return x
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} gradient", shape, dtype, "temporary")]
+
+    node = t.node([_edge(x)], backward)
+    y = t.output(f"{name} output", shape, dtype, node)
+    t.save(node, t.allocate(f"{name} mask", shape, dtype if t.device == "cpu" else "bool", "activations"))
+    return y
+
+
+def cross_entropy(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
+    """``F.cross_entropy``: log-softmax is kept; backward makes two more tensors of the logits' size.
+
+    Under CUDA's autocast the log-softmax runs in 16 bit and a float32 copy of it feeds the loss.
+    """
+    shape, dtype = logits.shape, logits.dtype
+
+    def softmax_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate("logits gradient", shape, dtype, "temporary")]
+
+    node = t.node([_edge(logits)], softmax_backward)
+    log_softmax = t.output("log-softmax of the logits", shape, dtype, node)
+    t.save(node, log_softmax.storage)
+    if t.autocast:
+        log_softmax = cast(t, log_softmax, "float32", "log-softmax")
+    high = log_softmax.dtype
+
+    def loss_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate("log-softmax gradient", shape, high, "temporary")]
+
+    node = t.node([_edge(log_softmax)], loss_backward)
+    t.save(node, log_softmax.storage, targets.storage)
+    total = t.allocate("weight of the loss", (), high, "temporary", batched=False)
+    t.save(node, total)
+    loss = t.allocate("loss", (), high, "temporary", batched=False)
+    return Tensor(loss, (), high, node, batched=False)
+
+
+def rms_norm(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``F.rms_norm``: one kernel on CUDA, a chain of small operations in float32 on the CPU."""
+    return _rms_norm_fused(t, x, name) if t.fused_rms_norm else _rms_norm_composite(t, x, name)
+
+
+def _rms_norm_fused(t: Tape, x: Tensor, name: str) -> Tensor:
+    """Saves its input and one float32 reciprocal per row."""
+    w = t.weights[f"{name}.weight"]
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        grad = t.allocate(f"{name} input gradient", shape, dtype, "temporary")
+        return [grad, t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
+
+    node = t.node([_edge(x), w], backward)
+    t.save(node, x.storage)
+    y = t.output(f"{name} output", shape, dtype, node)
+    t.save(node, t.allocate(f"{name} rstd", shape[:-1], "float32", "activations"))
+    return y
+
+
+def _rms_norm_composite(t: Tape, x: Tensor, name: str) -> Tensor:
+    """Keeps the input in float32, the reciprocal and the normalised input (aten/src/ATen/native/layer_norm.cpp)."""
+    w = t.weights[f"{name}.weight"]
+    shape, rows, dtype = x.shape, (*x.shape[:-1], 1), x.dtype
+
+    def wide(part: str) -> Storage:
+        return t.allocate(f"{name} {part}", shape, "float32", "temporary")
+
+    def narrow(part: str) -> Storage:
+        return t.allocate(f"{name} {part}", rows, "float32", "temporary")
+
+    def statistics_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        grads.clear()
+        mean = wide("mean gradient")
+        power, scaled = wide("power"), wide("scaled power")
+        result = wide("square gradient")
+        del mean, power, scaled
+        return [result]
+
+    def normalise_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        result, product = wide("input gradient"), wide("product")
+        rstd = narrow("rstd gradient")
+        del product
+        return [result, rstd]
+
+    def scale_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        result, product = wide("normalised gradient"), wide("product")
+        grad = t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)
+        del product
+        return [result, grad]
+
+    x = cast(t, x, "float32", f"{name} input")
+    node = t.node([_edge(x)], statistics_backward)
+    t.save(node, x.storage)
+    square = wide("square")
+    mean = narrow("mean")
+    rstd = Tensor(narrow("rstd"), rows, "float32", node)
+    t.save(node, rstd.storage)
+    del square, mean
+    node = t.node([_edge(x), _edge(rstd)], normalise_backward)
+    t.save(node, x.storage, rstd.storage)
+    normalised = t.output(f"{name} normalised", shape, "float32", node)
+    del rstd, x
+    node = t.node([_edge(normalised), w], scale_backward)
+    t.save(node, normalised.storage)
+    y = t.output(f"{name} output", shape, "float32", node)
+    del normalised
+    return cast(t, y, dtype, f"{name} output")
+
+
+def rotary_tables(t: Tape, tokens: int, head: int) -> list[Storage]:
+    """Cosines and sines of the rotary angles, shared by all layers; they need no gradient."""
+    return [t.allocate(f"rotary {part}", (tokens, head), t.weight_dtype, "buffers", batched=False) for part in ("cos", "sin")]
+
+
+def rotary(t: Tape, x: Tensor, name: str, tables: list[Storage]) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``: keeps nothing of ``x``, only the constant tables."""
+    shape, dtype = x.shape, x.dtype
+    half = (*shape[:-1], shape[-1] // 2)
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        rotated = t.allocate(f"{name} rotated gradient", shape, dtype, "temporary")
+        negated = t.allocate(f"{name} negated gradient", half, dtype, "temporary")
+        result = t.allocate(f"{name} input gradient", shape, dtype, "temporary")
+        grads.clear()
+        joined = t.allocate(f"{name} joined gradient", shape, dtype, "temporary")
+        del rotated, negated, joined
+        return [result]
+
+    node = t.node([_edge(x)], backward)
+    t.save(node, *tables)
+    straight = t.allocate(f"{name} cos part", shape, dtype, "activations")
+    negated = t.allocate(f"{name} negated half", half, dtype, "activations")
+    joined = t.allocate(f"{name} rotated half", shape, dtype, "activations")
+    del negated
+    turned = t.allocate(f"{name} sin part", shape, dtype, "activations")
+    del joined
+    y = t.output(f"{name} output", shape, dtype, node)
+    del straight, turned
+    return y
+
+
+def opaque(t: Tape, x: Tensor, name: str, kept: tuple[int, ...], stated_bytes: int) -> Tensor:
+    """A layer of which only what it keeps is known: stated bytes, or an output of shape ``kept``."""
+    w = t.weights[f"{name}.weight"]
+    dtype = t.compute_dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        nothing = t.allocate(f"{name} input gradient", (0,), dtype, "temporary")
+        return [nothing, t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
+
+    node = t.node([_edge(x), w], backward)
+    if stated_bytes:
+        y = Tensor(t.allocate(f"{name} output", (stated_bytes,), "uint8", "activations", batched=False), kept, dtype, node)
+    else:
+        y = t.output(f"{name} output", kept, dtype, node)
+    t.save(node, y.storage)
+    return y
+
+
+def boundary(t: Tape, x: Tensor, then: Callable[[], None]) -> Tensor:
+    """No operation: calls ``then`` when the gradient of ``x`` comes by. Sharding hooks on here."""
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        then()
+        return grads
+
+    return Tensor(x.storage, x.shape, x.dtype, t.node([_edge(x)], backward), batched=x.batched)

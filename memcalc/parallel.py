@@ -1,0 +1,302 @@
+"""What a strategy allocates around the model's own work: its hooks on the tape.
+
+One class per way of working, with the same few hooks the real libraries use. ``states`` allocates what
+lives between steps; the others are called by the ledger when a block is entered or left, forward and
+backward, and when a weight's gradient is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memcalc.models.spec import Weight
+from memcalc.plan import Plan
+from memcalc.precision import DTYPE_BYTES
+from memcalc.sharding import ddp_buckets, dim0_padded, greedy_partition
+from memcalc.tape import Storage, Tape
+
+__all__ = ["Ddp", "FlatUnits", "FullyShard", "Replicated", "make", "shard_units"]
+
+ROOT_UNIT = "root"
+
+
+class Replicated:
+    """Every rank holds everything: one rank, and the base of the others."""
+
+    def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
+        self.tape, self.plan, self.units = tape, plan, units
+        self.weights = [weight for unit in units.values() for weight in unit]
+        self.held: list[Storage] = []
+        self.grads: dict[str, Storage] = {}
+        self.sync = True
+        """False while gradients are only accumulated (no_sync)."""
+
+    # -- what lives between steps ------------------------------------------------------------------
+
+    def states(self) -> None:
+        """Parameters, optimizer states and whatever else lives between steps."""
+        for weight in self.weights:
+            self.hold(weight.name, self.local_shape(weight), "parameters")
+        self.optimizer_states()
+        if not self.plan.set_to_none:
+            for weight in self.weights:
+                self.grads[weight.name] = self.new_grad(weight)
+
+    def optimizer_states(self) -> None:
+        row = self.plan.optimizer_row
+        for weight in self.updated():
+            local = Weight(weight.name, self.local_shape(weight), weight.group)
+            for size in row.state_bytes(local, self.tape.weight_dtype):
+                self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
+            # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
+            if row.counter and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused"):
+                self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
+
+    def hold(self, name: str, shape: tuple[int, ...], category: str, dtype: str | None = None) -> None:
+        storage = self.tape.allocate(name, shape, dtype or self.tape.weight_dtype, category, batched=False)
+        self.held.append(storage)
+
+    def local_shape(self, weight: Weight) -> tuple[int, ...]:
+        """Shape of this rank's part of a weight."""
+        return weight.shape
+
+    def updated(self) -> list[Weight]:
+        """Weights whose update this rank computes."""
+        return self.weights
+
+    def new_grad(self, weight: Weight) -> Storage:
+        return self.tape.allocate(
+            f"{weight.name} gradient", self.local_shape(weight), self.tape.weight_dtype, "gradients", batched=False
+        )
+
+    # -- hooks -------------------------------------------------------------------------------------
+
+    def begin_forward(self) -> None:
+        """Before the model's forward pass."""
+
+    def end_forward(self) -> None:
+        """After the model's forward pass."""
+
+    def begin_backward(self) -> None:
+        """When the gradient of the model's output arrives."""
+
+    def enter(self, unit: str) -> None:
+        """Before a block's forward pass."""
+
+    def leave(self, unit: str) -> None:
+        """After a block's forward pass."""
+
+    def enter_backward(self, unit: str) -> None:
+        """When the gradient of a block's output arrives."""
+
+    def leave_backward(self, unit: str) -> None:
+        """When a block's backward is done."""
+
+    def gradient(self, weight: Weight, grad: Storage) -> None:
+        """A finished gradient: kept, or added in place to the one that is there."""
+        self.grads.setdefault(weight.name, grad)
+
+    def end_backward(self) -> None:
+        """When backward is done."""
+
+    def zero_grad(self) -> None:
+        """After the step."""
+        if self.plan.set_to_none:
+            self.grads.clear()
+
+    def step_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the tensors the optimizer updates on this rank."""
+        return [self.local_shape(weight) for weight in self.updated()]
+
+
+class Ddp(Replicated):
+    """Flat buckets beside the gradients, kept for the whole run; with ZeRO-1 also divided updates.
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp; with ``gradient_as_bucket_view`` a finished gradient is
+    copied into its bucket and freed.
+    """
+
+    def states(self) -> None:
+        itemsize = DTYPE_BYTES[self.tape.weight_dtype]
+        sizes = ddp_buckets(self.weights, itemsize, self.plan.bucket_mb)
+        super().states()
+        for index, size in enumerate(sizes):
+            self.hold(f"DDP bucket {index}", (size,), "communication", "uint8")
+
+    def updated(self) -> list[Weight]:
+        if not self.plan.strategy_row.shards_optimizer:
+            return self.weights
+        return max(greedy_partition(self.weights, self.plan.ranks), key=lambda part: sum(w.numel for w in part))
+
+    def gradient(self, weight: Weight, grad: Storage) -> None:
+        if self.plan.bucket_views and self.sync:
+            self.grads.pop(weight.name, None)
+        else:
+            super().gradient(weight, grad)
+
+
+class FlatUnits(Replicated):
+    """FSDP's wrapper with NO_SHARD: one flat parameter per unit, whose gradient is put together at the unit's end.
+
+    Source: torch/distributed/fsdp/_flat_param.py; the parameters are views, so their gradients wait until the
+    last of the unit is there and are then concatenated.
+    """
+
+    def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
+        super().__init__(tape, plan, units)
+        self.waiting: dict[str, dict[str, Storage]] = {unit: {} for unit in units}
+        self.unit_of = {weight.name: unit for unit, weights in units.items() for weight in weights}
+
+    def gradient(self, weight: Weight, grad: Storage) -> None:
+        self.waiting[self.unit_of[weight.name]][weight.name] = grad
+
+    def leave_backward(self, unit: str) -> None:
+        flat = self.tape.allocate(
+            f"{unit} flat gradient",
+            (sum(weight.numel for weight in self.units[unit]),),
+            self.tape.weight_dtype,
+            "gradients",
+            batched=False,
+        )
+        self.waiting[unit].clear()
+        self.grads.setdefault(unit, flat)
+
+    def end_backward(self) -> None:
+        if self.units.get(ROOT_UNIT):
+            self.leave_backward(ROOT_UNIT)
+
+
+class FullyShard(Replicated):
+    """``fully_shard``: every parameter split by rows; a unit is gathered before use.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py. A gather makes a
+    flat buffer and copies it out into full parameters. In forward the buffer of one unit is freed when the
+    next unit's has been made; in backward it is freed at once, and the next unit is gathered ahead. After a
+    unit's backward its gradients are copied into a flat input of the reduce-scatter, which is freed when the
+    next unit comes to that point; the output of the reduce-scatter holds the sharded gradients.
+    """
+
+    def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
+        super().__init__(tape, plan, units)
+        self.dtype = plan.precision_row.compute
+        self.reduce_dtype = plan.precision_row.weights
+        self.full: dict[str, list[Storage]] = {}
+        self.gathered: dict[str, Storage] = {}
+        self.last_gather: Storage | None = None
+        self.unsharded: dict[str, dict[str, Storage]] = {unit: {} for unit in units}
+        self.unit_of = {weight.name: unit for unit, weights in units.items() for weight in weights}
+        self.reduce_input: Storage | None = None
+        self.order = [ROOT_UNIT, *(unit for unit in units if unit != ROOT_UNIT)]
+
+    def local_shape(self, weight: Weight) -> tuple[int, ...]:
+        return (dim0_padded(weight.shape, self.plan.ranks),)
+
+    def states(self) -> None:
+        super().states()
+        if not self.plan.set_to_none:
+            self.grads.clear()
+            for unit in self.units:
+                self.grads[unit] = self._reduced(unit)
+
+    def numel(self, unit: str) -> int:
+        """Padded elements of a unit over all ranks."""
+        return sum(dim0_padded(weight.shape, self.plan.ranks) for weight in self.units[unit]) * self.plan.ranks
+
+    def _gather(self, unit: str) -> None:
+        if unit in self.full or unit in self.gathered or self.plan.ranks == 1 or not self.units[unit]:
+            return
+        casts: list[Storage] = []
+        if self.dtype != self.tape.weight_dtype:
+            casts = [
+                self._flat(f"{weight.name} cast shard", dim0_padded(weight.shape, self.plan.ranks), self.dtype)
+                for weight in self.units[unit]
+            ]
+        self.gathered[unit] = self._flat(f"{unit} gather", self.numel(unit), self.dtype)
+        casts.clear()
+
+    def _copy_out(self, unit: str) -> None:
+        if unit in self.full:
+            return
+        ranks = self.plan.ranks
+        self.full[unit] = [
+            self._flat(f"{weight.name} gathered", dim0_padded(weight.shape, ranks) * ranks, self.dtype)
+            for weight in self.units[unit]
+        ]
+
+    def _flat(self, name: str, numel: int, dtype: str) -> Storage:
+        return self.tape.allocate(name, (numel,), dtype, "communication", batched=False)
+
+    def begin_forward(self) -> None:
+        self.enter(ROOT_UNIT)
+
+    def end_forward(self) -> None:
+        self.last_gather = None
+
+    def enter(self, unit: str) -> None:
+        self._gather(unit)
+        if unit in self.gathered:
+            self.last_gather = None
+        self._copy_out(unit)
+        self.last_gather = self.gathered.pop(unit, self.last_gather)
+
+    def leave(self, unit: str) -> None:
+        if self.plan.strategy_row.reshards:
+            self.full.pop(unit, None)
+
+    def begin_backward(self) -> None:
+        self.enter_backward(ROOT_UNIT)
+
+    def enter_backward(self, unit: str) -> None:
+        self._gather(unit)
+        self._copy_out(unit)
+        self.gathered.pop(unit, None)
+        blocks = self.order[1:]
+        ahead = len(blocks) if unit == ROOT_UNIT else blocks.index(unit)
+        if ahead:
+            self._gather(blocks[ahead - 1])
+
+    def gradient(self, weight: Weight, grad: Storage) -> None:
+        self.unsharded[self.unit_of[weight.name]].setdefault(weight.name, grad)
+
+    def leave_backward(self, unit: str) -> None:
+        self.full.pop(unit, None)
+        if not self.sync:
+            return
+        self.reduce_input = None
+        self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.reduce_dtype)
+        self.unsharded[unit].clear()
+        self.grads.setdefault(unit, self._reduced(unit))
+
+    def _reduced(self, unit: str) -> Storage:
+        numel = self.numel(unit) // self.plan.ranks
+        return self.tape.allocate(f"{unit} gradient shards", (numel,), self.reduce_dtype, "gradients", batched=False)
+
+    def end_backward(self) -> None:
+        if self.units.get(ROOT_UNIT):
+            self.leave_backward(ROOT_UNIT)
+        self.reduce_input = None
+
+
+def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
+    """The hooks of the plan's strategy."""
+    row = plan.strategy_row
+    if row.gathers:
+        return FullyShard(tape, plan, units)
+    if row.buckets:
+        return Ddp(tape, plan, units)
+    return FlatUnits(tape, plan, units) if row.flat_units else Replicated(tape, plan, units)
+
+
+def shard_units(weights: Sequence[Weight], every: int) -> dict[str, list[Weight]]:
+    """Weights by the unit that owns them: consecutive blocks, ``every`` at a time, and the root for the rest.
+
+    >>> parts = shard_units([Weight("e", (1,)), Weight("a", (1,), "h.0"), Weight("b", (1,), "h.1")], 2)
+    >>> {unit: [weight.name for weight in part] for unit, part in parts.items()}
+    {'root': ['e'], 'h.0': ['a', 'b']}
+    """
+    blocks = list(dict.fromkeys(weight.group for weight in weights if "." in weight.group))
+    leader = {block: blocks[index // every * every] for index, block in enumerate(blocks)}
+    units: dict[str, list[Weight]] = {ROOT_UNIT: []}
+    for weight in weights:
+        units.setdefault(leader.get(weight.group, ROOT_UNIT), []).append(weight)
+    return units

@@ -1,0 +1,234 @@
+"""Plan: one training run said in full. It is sound once it exists, and survives JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
+from memcalc.files import read_json, write_text
+from memcalc.hardware import GPUS, Gpu
+from memcalc.models import FAMILIES, Model
+from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
+from memcalc.precision import PRECISIONS, Precision
+from memcalc.strategies import STRATEGIES, Strategy
+
+__all__ = ["ATTENTIONS", "DEVICES", "PLAN_VERSION", "Plan"]
+
+PLAN_VERSION = 1
+DEVICES = ("cuda", "cpu")
+# native_functions.yaml of the 2.9 release has a CUDA kernel for _fused_rms_norm; in 2.8 it does not exist.
+FUSED_RMS_NORM_SINCE = (2, 9)
+ATTENTIONS = ("auto", "flash", "efficient", "math", "eager")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """One run, said in full. Raises PlanError, with the numbers that clash, when it makes no sense.
+
+    >>> from memcalc.models import MODELS
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=8)
+    >>> Plan.from_json(plan.to_json()) == plan
+    True
+    """
+
+    model: Model
+    strategy: str = "single"
+    ranks: int = 1
+    """World size: processes, one GPU each."""
+    nodes: int = 1
+    precision: str = "fp32"
+    optimizer: str = "adamw"
+    optimizer_kind: str = "foreach"
+    """How ``step()`` walks the parameters: foreach (torch's default on CUDA), for-loop or fused."""
+    micro_batch: int = 0
+    """Samples per rank and forward pass; 0 only where a model is known by its size alone."""
+    accumulation: int = 1
+    """Micro batches per optimizer step."""
+    tokens: int = 0
+    """Tokens per sample; 0 for models that do not read tokens."""
+    checkpoint_every: int = 0
+    """Blocks per activation checkpoint: 0 keeps all activations, 1 is full checkpointing."""
+    reentrant: bool = False
+    """The older, reentrant form of torch.utils.checkpoint."""
+    attention: str = "auto"
+    """Attention kernel; ``auto`` is what scaled_dot_product_attention would choose, see ``kernel``."""
+    dropout: float = 0.0
+    bucket_mb: int = 25
+    """DDP's bucket_cap_mb."""
+    bucket_views: bool = False
+    """DDP's gradient_as_bucket_view."""
+    set_to_none: bool = True
+    """zero_grad(set_to_none=True): gradients are freed after the step."""
+    device: str = "cuda"
+    gpu: str | None = None
+    """The card it shall fit on, by catalog name; None leaves the verdict open."""
+    torch: str = "2.13"
+    """torch version, major.minor: what older ones kept in memory differs."""
+
+    def __post_init__(self) -> None:
+        self._check_fields()
+        self._check_world()
+        self._check_attention()
+        self.family.check(self.model, self)
+
+    def _check_fields(self) -> None:
+        for field in ("ranks", "nodes", "accumulation", "bucket_mb"):
+            _at_least(field, getattr(self, field), 1)
+        for field in ("micro_batch", "tokens", "checkpoint_every"):
+            _at_least(field, getattr(self, field), 0)
+        if not 0 <= self.dropout < 1:
+            raise PlanError(f"dropout {self.dropout} must be at least 0 and below 1")
+        choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS}
+        for field, known in choices.items():
+            if getattr(self, field) not in known:
+                raise UnknownNameError(field.replace("_", " "), getattr(self, field), known)
+        if self.torch_version < (1, 12):
+            raise PlanError(f"torch {self.torch} is older than 1.12, the oldest version memcalc knows")
+        for row in (self.strategy_row, self.precision_row, self.optimizer_row, self.gpu_row, self.family):
+            del row  # looked up to refuse unknown names
+        if self.optimizer_kind not in self.optimizer_row.kinds:
+            kinds = ", ".join(self.optimizer_row.kinds)
+            raise PlanError(f"{self.optimizer} has no {self.optimizer_kind} form; it has: {kinds}")
+
+    def _check_attention(self) -> None:
+        if self.attention == "flash" and self.device == "cuda" and self.precision_row.compute == "float32":
+            raise PlanError("flash attention on CUDA computes in 16 bit, not float32; take --attention efficient or amp-bf16")
+        if self.attention == "flash" and self.device == "cpu" and self.dropout:
+            raise PlanError(f"flash attention on the CPU has no dropout (dropout {self.dropout}); take --attention math")
+        if self.attention == "efficient" and self.device == "cpu":
+            raise PlanError("efficient attention runs on CUDA only; on the CPU take flash, math or eager")
+
+    def _check_world(self) -> None:
+        if self.ranks % self.nodes:
+            raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
+        if self.ranks > 1 and not self.strategy_row.parallel:
+            raise PlanError(f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard")
+        if self.reentrant and not self.checkpoint_every:
+            raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
+
+    @property
+    def strategy_row(self) -> Strategy:
+        return STRATEGIES[self.strategy]
+
+    @property
+    def precision_row(self) -> Precision:
+        return PRECISIONS[self.precision]
+
+    @property
+    def optimizer_row(self) -> Optimizer:
+        return OPTIMIZERS[self.optimizer]
+
+    @property
+    def gpu_row(self) -> Gpu | None:
+        return None if self.gpu is None else GPUS[self.gpu]
+
+    @property
+    def family(self) -> Any:
+        return FAMILIES[self.model.family]
+
+    @property
+    def kernel(self) -> str:
+        """The attention kernel: for ``auto`` the first that scaled_dot_product_attention can use.
+
+        Flash is 16-bit only on CUDA and has no dropout on the CPU (aten/src/ATen/native/transformers/
+        cuda/sdp_utils.cpp and sdp_utils_cpp.cpp).
+        """
+        if self.attention != "auto":
+            return self.attention
+        if self.device == "cpu":
+            return "math" if self.dropout else "flash"
+        return "efficient" if self.precision_row.compute == "float32" else "flash"
+
+    @property
+    def fused_rms_norm(self) -> bool:
+        """F.rms_norm is one kernel: on CUDA, from the version that added ``_fused_rms_norm`` for it."""
+        return self.device == "cuda" and self.torch_version >= FUSED_RMS_NORM_SINCE
+
+    @property
+    def torch_version(self) -> tuple[int, int]:
+        """``(major, minor)``."""
+        parts = self.torch.split(".")
+        if len(parts) < 2 or not all(part.isdigit() and len(part) < 4 for part in parts[:2]):
+            raise PlanError(f"torch version {shorten(self.torch)} cannot be read; write it like 2.13")
+        return int(parts[0]), int(parts[1])
+
+    @property
+    def global_batch(self) -> int:
+        """Samples per optimizer step over all ranks."""
+        return self.micro_batch * self.accumulation * self.ranks
+
+    def to_json(self) -> str:
+        """The plan as JSON text, with the version of the format."""
+        return json.dumps({"memcalc_plan": PLAN_VERSION} | dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Any, source: str = "plan") -> Plan:
+        """A plan from parsed JSON. Raises FileError for another format, PlanError for bad values."""
+        if not isinstance(data, dict) or "memcalc_plan" not in data:
+            raise FileError(f"{source} is not a memcalc plan (a JSON object with 'memcalc_plan'); make one with recommend --save-plan")
+        version = data["memcalc_plan"]
+        if version != PLAN_VERSION:
+            newer = isinstance(version, int) and version > PLAN_VERSION
+            cure = "update memcalc" if newer else "make it anew with recommend --save-plan"
+            raise FileError(f"{source} is a plan of version {shorten(version)}; this memcalc reads version {PLAN_VERSION}: {cure}")
+        fields = {key: value for key, value in data.items() if key != "memcalc_plan"}
+        fields["model"] = _build(Model, fields.get("model"), f"{source}: model")
+        return _build(cls, fields, source)
+
+    @classmethod
+    def from_json(cls, text: str, source: str = "plan") -> Plan:
+        """A plan from JSON text."""
+        return cls.from_dict(read_json(text, source), source)
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """A plan from a file. Raises FileError."""
+        return cls.from_dict(read_json(path, str(path)), str(path))
+
+    def save(self, path: Path) -> None:
+        """Write the plan, whole or not at all. Raises FileError."""
+        write_text(path, self.to_json())
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise PlanError(f"{name.replace('_', ' ')} {value} must be at least {least}")
+
+
+def _build(cls: type, fields: Any, source: str) -> Any:
+    """``cls(**fields)``, with unknown keys, missing keys and wrong types refused by name."""
+    if not isinstance(fields, dict):
+        raise FileError(f"{source}: expected an object, found {shorten(fields)}")
+    known = {field.name: field for field in dataclasses.fields(cls)}
+    for key in fields:
+        if key not in known:
+            raise FileError(f"{source}: {UnknownNameError('key', key, known)}")
+    for name, kind in typing.get_type_hints(cls).items():
+        if name in fields and not _is_a(fields[name], kind):
+            raise FileError(f"{source}: {name} is {shorten(fields[name])}, which is not {_kind_name(kind)}")
+    try:
+        return cls(**fields)
+    except TypeError as error:
+        raise FileError(f"{source}: {str(error).split('__init__() ')[-1]}") from None
+
+
+def _is_a(value: Any, kind: Any) -> bool:
+    if isinstance(kind, types.UnionType):
+        return any(_is_a(value, option) for option in typing.get_args(kind))
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 10**18
+    return isinstance(value, kind)
+
+
+def _kind_name(kind: Any) -> str:
+    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    return names.get(kind, str(kind).replace("|", "or"))

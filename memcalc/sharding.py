@@ -1,0 +1,66 @@
+"""How real libraries divide tensors over ranks. None of them divides evenly; each rule is its library's.
+
+The question is always the same: how much does the fullest rank hold?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from memcalc.models.spec import Weight
+
+__all__ = ["ddp_buckets", "dim0_padded", "greedy_partition"]
+
+
+def dim0_padded(shape: tuple[int, ...], ranks: int) -> int:
+    """Elements every rank holds of a tensor that ``fully_shard`` splits by rows, padding included.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param``: rows are rounded up
+    and every rank allocates the padded shard.
+
+    >>> dim0_padded((10, 64), 8)
+    128
+    """
+    rows = -(-shape[0] // ranks) if shape else 1
+    return rows * prod(shape[1:])
+
+
+def greedy_partition(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:
+    """Whole tensors to ranks, the largest first, each to the rank that holds least so far.
+
+    Source: torch/distributed/optim/zero_redundancy_optimizer.py, ``_partition_parameters``.
+
+    >>> parts = greedy_partition([Weight("a", (6,)), Weight("b", (4,)), Weight("c", (3,))], 2)
+    >>> [[weight.name for weight in part] for part in parts]
+    [['a'], ['b', 'c']]
+    """
+    parts: list[list[Weight]] = [[] for _ in range(ranks)]
+    sizes = [0] * ranks
+    for weight in sorted(weights, key=lambda weight: weight.numel, reverse=True):
+        rank = sizes.index(min(sizes))
+        parts[rank].append(weight)
+        sizes[rank] += weight.numel
+    return parts
+
+
+def ddp_buckets(weights: Sequence[Weight], itemsize: int, bucket_mb: int) -> list[int]:
+    """Bytes of each gradient bucket of DistributedDataParallel, after its first iteration.
+
+    Gradients are taken in the order they become ready, nearly the reverse of the parameters'; the first
+    bucket closes at 1 MiB when the default of 25 MiB is used. A bucket closes once it has reached its size.
+    Source: torch/csrc/distributed/c10d/reducer.cpp, ``compute_bucket_assignment_by_size``;
+    torch/nn/parallel/distributed.py, ``_DEFAULT_FIRST_BUCKET_BYTES``.
+
+    >>> ddp_buckets([Weight("a", (1000,)), Weight("b", (500_000,))], 4, 25)
+    [2000000, 4000]
+    """
+    limit = bucket_mb * 2**20
+    first = 2**20 if bucket_mb == 25 else limit
+    buckets, size = [], 0
+    for weight in reversed(weights):
+        size += weight.numel * itemsize
+        if size >= (limit if buckets else first):
+            buckets.append(size)
+            size = 0
+    return [*buckets, size] if size else buckets

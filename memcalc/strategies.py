@@ -1,0 +1,85 @@
+"""The ways to spread one training run over ranks: what each shards, and the backend that runs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memcalc.catalog import Catalog
+
+__all__ = ["STRATEGIES", "Strategy"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strategy:
+    """One row: what the strategy divides over ranks and which file of ``trainers/backends`` runs it."""
+
+    name: str
+    summary: str
+    parallel: bool = True
+    """Runs on more than one rank."""
+    shards_parameters: bool = False
+    shards_gradients: bool = False
+    shards_optimizer: bool = False
+    reshards: bool = False
+    """Frees a block's gathered parameters after its forward pass and gathers them again for backward."""
+    buckets: bool = False
+    """DDP's flat gradient buckets, kept for the whole run."""
+    flat_units: bool = False
+    """FSDP 1's flat parameters: a unit's gradients are put together at the end of its backward."""
+    backend: str
+    """Module in trainers/backends."""
+
+    @property
+    def gathers(self) -> bool:
+        """Parameters are gathered block by block before use."""
+        return self.shards_parameters
+
+
+STRATEGIES: Catalog[Strategy] = Catalog(
+    "strategy",
+    [
+        Strategy(name="single", summary="one rank, nothing divided", parallel=False, backend="single"),
+        Strategy(
+            name="ddp",
+            summary="a full copy per rank; gradients are averaged through buckets",
+            buckets=True,
+            backend="ddp",
+        ),
+        Strategy(
+            name="zero-1",
+            summary="DDP with the optimizer states divided, whole tensors to ranks (ZeroRedundancyOptimizer)",
+            shards_optimizer=True,
+            buckets=True,
+            backend="zero_1",
+        ),
+        Strategy(
+            name="fsdp-no-shard",
+            summary="FSDP's wrapper with nothing divided (NO_SHARD, like ZeRO-0)",
+            flat_units=True,
+            backend="fsdp_no_shard",
+        ),
+        Strategy(
+            name="fsdp-shard-grad-op",
+            summary="gradients and states divided; parameters stay gathered from forward to backward (like ZeRO-2)",
+            shards_parameters=True,
+            shards_gradients=True,
+            shards_optimizer=True,
+            backend="fsdp",
+        ),
+        Strategy(
+            name="fsdp-full-shard",
+            summary="parameters, gradients and states divided; blocks gathered when used (like ZeRO-3)",
+            shards_parameters=True,
+            shards_gradients=True,
+            shards_optimizer=True,
+            reshards=True,
+            backend="fsdp",
+        ),
+    ],
+    aliases={
+        "full_shard": "fsdp-full-shard",
+        "shard_grad_op": "fsdp-shard-grad-op",
+        "no_shard": "fsdp-no-shard",
+        "fsdp": "fsdp-full-shard",
+    },
+)

@@ -1,0 +1,301 @@
+"""A miniature of eager PyTorch in which tensors have sizes and no values.
+
+A model family is written once more against this tape (see ``memcalc/models``), nearly line by line like
+its torch module. Running it forward and backward leaves the exact sequence of allocations and frees:
+
+- A ``Storage`` is freed when the last Python reference to it goes, as in torch. So a local variable, a
+  tensor saved for backward and a gradient in flight live exactly as long here as there.
+- Every operation leaves a ``Node`` that holds what autograd would save; ``backward`` walks the nodes in
+  reverse order of creation, as the autograd engine does, and drops what they saved one by one.
+- A checkpointed block saves nothing but its input and is run again when its first node is reached.
+
+Sizes are kept as ``fixed + micro_batch * per_sample`` bytes, so that one run serves every micro batch.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from math import prod
+
+import numpy as np
+
+from memcalc.models.spec import Weight
+from memcalc.precision import DTYPE_BYTES
+from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton
+
+__all__ = ["Node", "Storage", "Tape", "Tensor"]
+
+_CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
+_MOMENT = {name: index for index, name in enumerate(MOMENTS)}
+
+
+class Storage:
+    """Some bytes on the device; recorded as freed when nothing refers to it any more."""
+
+    __slots__ = ("_free", "ident", "view")
+
+    def __init__(self, ident: int, free: Callable[[int], None]) -> None:
+        self.ident, self._free = ident, free
+        self.view = False
+        """Reached through a view of another shape; autograd does not add to such a gradient in place."""
+
+    def __del__(self) -> None:
+        self._free(self.ident)
+
+
+class Tensor:
+    """A view of a storage: elements per sample, dtype, and the node whose output it is."""
+
+    __slots__ = ("batched", "dtype", "node", "shape", "slot", "storage")
+
+    def __init__(
+        self, storage: Storage, shape: tuple[int, ...], dtype: str, node: Node | None, slot: int = 0, batched: bool = True
+    ) -> None:
+        self.storage, self.shape, self.dtype = storage, shape, dtype
+        self.node, self.slot, self.batched = node, slot, batched
+
+
+Gradient = Storage | None
+Backward = Callable[["Node", list[Gradient]], "list[Gradient]"]
+
+
+class Node:
+    """One operation in the graph: where its gradients go, what it saved, and how it computes them."""
+
+    __slots__ = ("backward", "edges", "grads", "region", "saved")
+
+    def __init__(self, edges: list[Edge], backward: Backward, outputs: int) -> None:
+        self.edges, self.backward = edges, backward
+        self.grads: list[Gradient] = [None] * outputs
+        self.saved: list[Storage] = []
+        self.region: Region | None = None
+
+
+Edge = tuple[Node, int] | Weight | None
+
+
+class Region:
+    """A checkpointed stretch of the model: how to run it again, and which nodes wait for their saved tensors."""
+
+    __slots__ = ("ready", "run", "waiting")
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self.run, self.ready = run, False
+        self.waiting: list[tuple[Node, int]] = []
+
+
+class _Stop(Exception):
+    """Raised inside a recomputation once everything the nodes had saved is there again."""
+
+
+class Tape:
+    """Records the allocations of one training step.
+
+    ``gradient`` is called with each finished weight gradient; a strategy puts its own function there.
+    """
+
+    def __init__(self, weights: Iterable[Weight], *, weight_dtype: str, compute_dtype: str, device: str, fused_rms_norm: bool = True) -> None:
+        self.weights = {weight.name: weight for weight in weights}
+        self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
+        self.fused_rms_norm = fused_rms_norm
+        self.autocast = weight_dtype != compute_dtype
+        self.moment = "start"
+        self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
+        self._names: list[str] = []
+        self._shapes: list[tuple[tuple[int, ...], int, bool]] = []
+        self._category: list[int] = []
+        self._events: list[tuple[int, int, int]] = []
+        self._nodes: list[Node] = []
+        self._pending: dict[str, list[Storage]] = {}
+        self._uses: dict[str, int] = {}
+        self._grad_enabled = True
+        self._casts: dict[str, Storage] = {}
+        self._region: Region | None = None
+        self._replay: Iterator[tuple[Node, int]] | None = None
+        self._left = 0
+
+    # -- storage -----------------------------------------------------------------------------------
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str, category: str, *, batched: bool = True) -> Storage:
+        """New bytes: ``prod(shape)`` elements, times the micro batch when ``batched``."""
+        ident = len(self._names)
+        self._names.append(name)
+        self._shapes.append((shape, DTYPE_BYTES[dtype], batched))
+        self._category.append(_CATEGORY[category])
+        self._events.append((ident, 1, _MOMENT[self.moment]))
+        return Storage(ident, self._free)
+
+    def _free(self, ident: int) -> None:
+        self._events.append((ident, -1, _MOMENT[self.moment]))
+
+    def output(self, name: str, shape: tuple[int, ...], dtype: str, node: Node, slot: int = 0) -> Tensor:
+        """A new activation that ``node`` produces."""
+        return Tensor(self.allocate(name, shape, dtype, "activations"), shape, dtype, node, slot)
+
+    def skeleton(self, block: int) -> Skeleton:
+        """What was recorded so far; later frees are not part of it."""
+        events = np.array(self._events, dtype=np.int64).reshape(-1, 3)
+        sizes = np.array([prod(shape) * itemsize for shape, itemsize, _ in self._shapes], dtype=np.int64)
+        batched = np.array([batched for _, _, batched in self._shapes], dtype=bool)
+        return Skeleton(
+            names=tuple(self._names),
+            shapes=tuple(self._shapes),
+            categories=np.array(self._category, dtype=np.int8),
+            fixed=np.where(batched, 0, sizes),
+            per_sample=np.where(batched, sizes, 0),
+            ident=events[:, 0],
+            moment=events[:, 2].astype(np.int8),
+            sign=events[:, 1].astype(np.int8),
+            block=block,
+        )
+
+    # -- graph -------------------------------------------------------------------------------------
+
+    def node(self, edges: list[Edge], backward: Backward, outputs: int = 1) -> Node:
+        """A node for the operation about to run. Weight edges are counted, so that a shared weight's
+        gradient is handed over once, when its last part has arrived."""
+        node = Node(edges, backward, outputs)
+        if self._grad_enabled and self._replay is None:
+            self._nodes.append(node)
+            node.region = self._region
+            for edge in edges:
+                if isinstance(edge, Weight):
+                    self._uses[edge.name] = self._uses.get(edge.name, 0) + 1
+        return node
+
+    def save(self, node: Node, *storages: Storage) -> None:
+        """Keep storages for the backward of ``node`` (inside a checkpoint: only note that they are needed)."""
+        if not self._grad_enabled:
+            return
+        for storage in storages:
+            if self._replay is not None:
+                original, index = next(self._replay)
+                original.saved[index] = storage
+                self._left -= 1
+                if not self._left:
+                    raise _Stop
+            elif self._region is not None:
+                self._region.waiting.append((node, len(node.saved)))
+                node.saved.append(None)  # type: ignore[arg-type]
+            else:
+                node.saved.append(storage)
+
+    def backward(self, loss: Tensor) -> None:
+        """Run the graph backward from ``loss``; every node is dropped as soon as it has run."""
+        assert loss.node is not None
+        loss.node.grads[loss.slot] = self.allocate("gradient of the loss", (), loss.dtype, "temporary", batched=False)
+        nodes, self._nodes = self._nodes, []
+        self._run(nodes)
+
+    def _run(self, nodes: list[Node]) -> None:
+        while nodes:
+            node = nodes.pop()
+            grads, node.grads = node.grads, []
+            if all(grad is None for grad in grads):
+                continue
+            if node.region is not None and not node.region.ready and node.saved:
+                self._recompute(node.region)
+            results = node.backward(node, grads)
+            del grads
+            node.saved = []
+            node.region = None
+            edges = node.edges
+            while edges:
+                edge, result = edges.pop(0), results.pop(0)
+                if isinstance(edge, Weight) and result is not None:
+                    self._receive_weight(edge, result)
+                elif isinstance(edge, tuple) and result is not None:
+                    self._receive(edge[0].grads, edge[1], result)
+                del result
+
+    def _receive(self, grads: list[Gradient], slot: int, grad: Storage) -> None:
+        """Add a gradient to an input buffer: in place when nobody else holds the one that is there."""
+        if slot >= len(grads):
+            return
+        if grads[slot] is None:
+            grads[slot] = grad
+        elif sys.getrefcount(held := grads[slot]) > 3 or held.view:
+            grads[slot] = self.copy_of(held, "sum of gradients", "temporary")
+
+    def _receive_weight(self, weight: Weight, grad: Storage) -> None:
+        parts = self._pending.setdefault(weight.name, [])
+        self._uses[weight.name] -= 1
+        if parts:
+            # A shared weight: autograd adds the parts out of place (dossier A.2, measured).
+            grad = self.copy_of(grad, f"{weight.name} gradient", "gradients")
+            parts.clear()
+        if self._uses[weight.name]:
+            parts.append(grad)
+            return
+        del self._pending[weight.name], parts
+        self.gradient(weight, grad)
+
+    def copy_of(self, storage: Storage, name: str, category: str) -> Storage:
+        """A new storage of the same size."""
+        shape, itemsize, batched = self._shapes[storage.ident]
+        dtype = next(dtype for dtype, size in DTYPE_BYTES.items() if size == itemsize)
+        return self.allocate(name, shape, dtype, category, batched=batched)
+
+    # -- contexts ----------------------------------------------------------------------------------
+
+    @contextmanager
+    def casts(self) -> Iterator[None]:
+        """An autocast region: 16-bit copies of weights are made once in it and forgotten at its end."""
+        yield
+        self._casts.clear()
+
+    def cast_weight(self, weight: Weight) -> Storage:
+        """The 16-bit copy of a weight, cached while the autocast region lasts."""
+        if weight.name not in self._casts:
+            self._casts[weight.name] = self.allocate(
+                f"{weight.name} autocast copy", weight.shape, self.compute_dtype, "activations", batched=False
+            )
+        return self._casts[weight.name]
+
+    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor, *, reentrant: bool) -> Tensor:
+        """Run ``function(x)`` keeping only ``x``; it is run again in backward."""
+        return self._checkpoint_reentrant(function, x) if reentrant else self._checkpoint(function, x)
+
+    def _checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        self._region = Region(lambda: function(x))
+        try:
+            return function(x)
+        finally:
+            self._region = None
+
+    def _recompute(self, region: Region) -> None:
+        """Fill the saved tensors of a region's nodes; stops as soon as the last one is there."""
+        self._replay, self._left = iter(region.waiting), len(region.waiting)
+        kept, self._casts = self._casts, {}
+        try:
+            region.run()
+        except _Stop:
+            pass
+        finally:
+            self._replay, self._casts = None, kept
+        region.ready, region.waiting = True, []
+
+    def _checkpoint_reentrant(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        shape, dtype, parent, slot = x.shape, x.dtype, x.node, x.slot
+
+        def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+            entry = Node([], lambda node, grads: [], 1)
+            outer, self._nodes = self._nodes, []
+            kept, self._casts = self._casts, {}
+            y = function(Tensor(node.saved[0], shape, dtype, entry))
+            self._casts = kept
+            assert y.node is not None
+            y.node.grads[y.slot] = grads[0]
+            inner, self._nodes = self._nodes, outer
+            self._run(inner)
+            return [entry.grads[0]]
+
+        edge: Edge = (parent, slot) if parent is not None else None
+        node = self.node([edge], backward)
+        self.save(node, x.storage)
+        self._grad_enabled = False
+        y = function(x)
+        self._grad_enabled = True
+        return Tensor(y.storage, y.shape, y.dtype, node)

@@ -1,0 +1,122 @@
+"""The one thing every source makes and every report reads: the timeline of a training step.
+
+A timeline is a list of allocations and frees in program order. Its running sum is the memory in use;
+the largest value of that sum is the ``allocated`` peak. The ledger, a rehearsal and a real run all give
+one, so "estimated against measured" compares like with like.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CATEGORIES", "MOMENTS", "Peak", "Skeleton", "Timeline"]
+
+MOMENTS = ("init", "start", "forward", "loss", "backward", "step")
+CATEGORIES = (
+    "parameters", "gradients", "optimizer", "activations", "inputs", "communication", "temporary", "buffers",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """The fullest point of a timeline: how much, when, and of what."""
+
+    bytes: int
+    moment: str
+    by_category: dict[str, int]
+    by_moment: dict[str, int]
+    """The fullest point within each moment; what stays alive through a moment counts in it."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Timeline:
+    """Events of one steady-state step on the fullest rank, as parallel arrays of length n.
+
+    ``delta`` is in bytes, positive for an allocation and negative for the free that carries the same
+    ``ident``; ``names[ident]`` says what it is. ``category`` and ``moment`` index CATEGORIES and MOMENTS.
+    """
+
+    names: tuple[str, ...]
+    ident: NDArray[np.int64]
+    category: NDArray[np.int8]
+    moment: NDArray[np.int8]
+    delta: NDArray[np.int64]
+
+    def live(self) -> NDArray[np.int64]:
+        """Bytes in use after each event."""
+        return np.cumsum(self.delta)
+
+    def peak(self) -> Peak:
+        """The largest running sum; the first of equals.
+
+        >>> step = Timeline(names=("w", "a"), ident=np.array([0, 1, 1]), category=np.array([0, 3, 3], np.int8),
+        ...                 moment=np.array([1, 2, 4], np.int8), delta=np.array([100, 50, -50]))
+        >>> step.peak().bytes, step.peak().moment, step.peak().by_moment["backward"]
+        (150, 'forward', 150)
+        """
+        live = self.live()
+        if not len(live):
+            return Peak(bytes=0, moment="start", by_category=dict.fromkeys(CATEGORIES, 0), by_moment={})
+        top = int(np.argmax(live))
+        sums = np.bincount(self.category[: top + 1], weights=self.delta[: top + 1], minlength=len(CATEGORIES))
+        before = np.concatenate(([0], live[:-1]))
+        by_moment = {}
+        for index, name in enumerate(MOMENTS):
+            here = self.moment == index
+            if here.any():
+                by_moment[name] = int(max(live[here].max(), before[here][0]))
+        return Peak(
+            bytes=int(live[top]),
+            moment=MOMENTS[int(self.moment[top])],
+            by_category={name: int(sums[i]) for i, name in enumerate(CATEGORIES)},
+            by_moment=by_moment,
+        )
+
+    def at_moment(self, moment: str, category: str) -> int:
+        """Most bytes of one category alive at any point of one moment."""
+        of_category = np.where(self.category == CATEGORIES.index(category), self.delta, 0)
+        here = self.moment == MOMENTS.index(moment)
+        return int(np.cumsum(of_category)[here].max(initial=0))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Skeleton:
+    """A timeline before the micro batch is chosen: every size is ``fixed + micro_batch * per_sample`` bytes.
+
+    All tensors of a training step either have one batch dimension or none, so one skeleton serves every
+    micro batch. ``block`` is the allocator's granularity: each size is rounded up to a multiple of it.
+    """
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[tuple[int, ...], int, bool], ...]
+    """How each size comes about: elements per sample, bytes per element, and whether a batch multiplies it."""
+    categories: NDArray[np.int8]
+    fixed: NDArray[np.int64]
+    per_sample: NDArray[np.int64]
+    """The five above have one entry per allocation; the three below one per event."""
+    ident: NDArray[np.int64]
+    moment: NDArray[np.int8]
+    sign: NDArray[np.int8]
+    block: int
+
+    def sizes(self, micro_batch: int) -> NDArray[np.int64]:
+        """Bytes of each allocation at one micro batch, rounded up to whole blocks."""
+        size = self.fixed + micro_batch * self.per_sample
+        return -(-size // self.block) * self.block
+
+    def at(self, micro_batch: int) -> Timeline:
+        """The timeline at one micro batch."""
+        return Timeline(
+            names=self.names,
+            ident=self.ident,
+            category=self.categories[self.ident],
+            moment=self.moment,
+            delta=self.sign * self.sizes(micro_batch)[self.ident],
+        )
+
+    def peaks(self, micro_batches: list[int]) -> list[int]:
+        """Peak bytes at each micro batch, without building the timelines."""
+        return [int(np.cumsum(self.sign * self.sizes(b)[self.ident]).max(initial=0)) for b in micro_batches]

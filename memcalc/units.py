@@ -1,0 +1,85 @@
+"""Bytes and counts: reading them from people, writing them for people.
+
+Inside memcalc a size is a whole number of bytes. Decimal units (kB, MB, GB = 10**9 B) and binary units
+(KiB, MiB, GiB = 2**30 B) are both read and both printed, and are never confused: the label says which.
+"""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal, InvalidOperation
+
+from memcalc.errors import InputError, shorten
+
+__all__ = ["BINARY", "DECIMAL", "format_bytes", "format_both", "format_count", "parse_bytes", "parse_count"]
+
+DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
+BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
+_SIZES = {unit.lower(): factor for unit, factor in (DECIMAL | BINARY).items()}
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_NUMBER = re.compile(r"\s*([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_LARGEST = 10**18  # an exabyte, or a quintillion parameters: past it an input is a slip, not a size
+
+
+def _read(text: str, units: dict[str, int], what: str, example: str) -> int:
+    match = _NUMBER.fullmatch(text) if len(text) <= 40 else None
+    factor = units.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise InputError(f"{what} {shorten(text)} cannot be read; write it like {example}")
+    try:
+        value = Decimal(match[1].replace("_", "")) * factor
+    except InvalidOperation:
+        raise InputError(f"{what} {shorten(text)} cannot be read; write it like {example}") from None
+    if not 0 < value <= _LARGEST:
+        raise InputError(f"{what} {shorten(text)} must be more than 0 and at most 1e18")
+    if value != value.to_integral_value():
+        raise InputError(f"{what} {shorten(text)} is not a whole number")
+    return int(value)
+
+
+def parse_bytes(text: str, what: str = "size") -> int:
+    """Bytes from text; a bare number is bytes, GB is 10**9 and GiB is 2**30. Raises InputError.
+
+    >>> parse_bytes("64KB"), parse_bytes("80 GiB"), parse_bytes("1.5gb")
+    (64000, 85899345920, 1500000000)
+    """
+    return _read(text, {**_SIZES, "": 1}, what, "64KB, 1.5GB or 80GiB")
+
+
+def parse_count(text: str, what: str = "count") -> int:
+    """A count from text: ``1e9``, ``1_000_000``, ``7b``, ``124M``, ``1.5B``. Raises InputError.
+
+    >>> parse_count("1e9"), parse_count("7b"), parse_count("124M"), parse_count("1_000")
+    (1000000000, 7000000000, 124000000, 1000)
+    """
+    return _read(text, _COUNTS, what, "1e9, 7b, 124M or 1_000_000")
+
+
+def format_bytes(count: int, *, binary: bool = False) -> str:
+    """One size in the largest unit that keeps it at 1 or more, with three decimals at most.
+
+    >>> format_bytes(16_000_000_000), format_bytes(16_000_000_000, binary=True), format_bytes(0)
+    ('16 GB', '14.901 GiB', '0 B')
+    """
+    units = BINARY if binary else DECIMAL
+    unit = next((u for u in reversed(units) if abs(count) >= units[u]), "B")
+    text = f"{count / units[unit]:.3f}".rstrip("0").rstrip(".")
+    return f"{text} {unit}"
+
+
+def format_both(count: int) -> str:
+    """A size in both systems, so that neither is taken for the other.
+
+    >>> format_both(83_000_000_000)
+    '83 GB (77.3 GiB)'
+    """
+    return f"{format_bytes(count)} ({format_bytes(count, binary=True)})"
+
+
+def format_count(count: int) -> str:
+    """A count with thousands separators.
+
+    >>> format_count(124439808)
+    '124,439,808'
+    """
+    return f"{count:,}"

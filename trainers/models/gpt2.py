@@ -1,0 +1,74 @@
+"""GPT-2 (Radford et al. 2019) for one device; names and shapes are those of the published checkpoints."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memcalc.plan import Plan
+from trainers.models.layers import attend
+
+__all__ = ["GPT2"]
+
+
+class Attention(nn.Module):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.heads, self.kind, self.dropout = plan.model.heads, plan.kernel, plan.dropout
+        self.c_attn = nn.Linear(plan.model.hidden, 3 * plan.model.hidden)
+        self.c_proj = nn.Linear(plan.model.hidden, plan.model.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = (
+            part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
+            for part in self.c_attn(x).split(width, dim=2)
+        )
+        x = attend(q, k, v, kind=self.kind, dropout=self.dropout if self.training else 0.0)
+        x = x.transpose(1, 2).reshape(batch, tokens, width)
+        return F.dropout(self.c_proj(x), self.dropout, self.training)
+
+
+class MLP(nn.Module):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.dropout = plan.dropout
+        self.c_fc = nn.Linear(plan.model.hidden, plan.model.ffn)
+        self.c_proj = nn.Linear(plan.model.ffn, plan.model.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.gelu(self.c_fc(x), approximate="tanh")
+        return F.dropout(self.c_proj(x), self.dropout, self.training)
+
+
+class Block(nn.Module):
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(plan.model.hidden)
+        self.attn = Attention(plan)
+        self.ln_2 = nn.LayerNorm(plan.model.hidden)
+        self.mlp = MLP(plan)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2(nn.Module):
+    """Token ids ``[batch, tokens]`` to logits ``[batch, tokens, vocab]``."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(plan.model.vocab, plan.model.hidden)
+        self.wpe = nn.Embedding(plan.model.context, plan.model.hidden)
+        self.dropout = plan.dropout
+        self.h = nn.ModuleList(Block(plan) for _ in range(plan.model.layers))
+        self.ln_f = nn.LayerNorm(plan.model.hidden)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        x = F.dropout(self.wte(ids) + self.wpe(places), self.dropout, self.training)
+        for block in self.h:
+            x = block(x)
+        return F.linear(self.ln_f(x), self.wte.weight)

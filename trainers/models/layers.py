@@ -1,0 +1,42 @@
+"""Pieces the transformer modules share."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+__all__ = ["attend", "causal_loss"]
+
+_KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, *, kind: str, dropout: float) -> Tensor:
+    """Causal attention of ``[batch, heads, tokens, head width]`` tensors by the kernel the plan names.
+
+    Key/value heads may be fewer than query heads (grouped queries).
+    """
+    if kind == "eager":
+        return _eager(q, k, v, dropout)
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1 and kind == "efficient":  # the one kernel without grouped queries
+        k, v, groups = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), 1
+    with sdpa_kernel(_KERNELS[kind]):
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1)
+
+
+def _eager(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+    """Attention that writes its scores out; softmax in the dtype of its input."""
+    groups = q.shape[1] // k.shape[1]
+    if groups > 1:
+        k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
+    future = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
+    probabilities = scores.masked_fill_(future, float("-inf")).softmax(dim=-1)
+    return F.dropout(probabilities, dropout, training=dropout > 0) @ v
+
+
+def causal_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy of ``[batch, tokens, vocab]`` logits against ``[batch, tokens]`` token ids."""
+    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
