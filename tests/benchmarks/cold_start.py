@@ -1,6 +1,6 @@
 """A cold `memcalc estimate gpt2` against importing the three packages it stands on. Aim: at most twice as long.
 
-    python tests/benchmarks/cold_start.py
+python tests/benchmarks/cold_start.py
 """
 
 from __future__ import annotations

@@ -1,0 +1,135 @@
+"""Plants one fault at a time in a copy of the tree and shows that the torch-free tests catch it.
+
+    python tests/mutation.py            # all, several minutes
+    python tests/mutation.py bucket     # those whose name contains the word
+
+A fault that no test catches is a term nobody checks. Exits 1 when there is one.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["FAULTS", "Fault"]
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ["memcalc", "tests", "--ignore=tests/trainers", "--ignore=tests/benchmarks", "--ignore=tests/test_docs.py"]
+PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One wrong line: ``right`` stands in ``file`` exactly once, and becomes ``wrong``."""
+
+    name: str
+    file: str
+    right: str
+    wrong: str
+
+    def plant(self, root: Path) -> None:
+        """Change the file below ``root``."""
+        path = root / "memcalc" / self.file
+        text = path.read_text(encoding="utf-8")
+        if text.count(self.right) != 1:
+            raise SystemExit(
+                f"{self.name}: {self.right!r} stands {text.count(self.right)} times in {self.file}, not once"
+            )
+        path.write_text(text.replace(self.right, self.wrong), encoding="utf-8")
+
+
+FAULTS = [
+    Fault(
+        name="a linear layer does not keep its input",
+        file="ops.py",
+        right="    t.save(node, x.storage)\n    if t.autocast:\n        t.save(node, t.cast_weight(w))",
+        wrong="    if t.autocast:\n        t.save(node, t.cast_weight(w))",
+    ),
+    Fault(
+        name="LayerNorm keeps no mean",
+        file="ops.py",
+        right='for part in ("mean", "rstd")',
+        wrong='for part in ("rstd",)',
+    ),
+    Fault(
+        name="a shared weight's gradient is handed over for each use",
+        file="tape.py",
+        right="        if self._uses[weight.name]:\n            parts.append(grad)\n            return\n",
+        wrong="",
+    ),
+    Fault(
+        name="rows are divided rounding down",
+        file="sharding.py",
+        right="rows = -(-shape[0] // ranks) if shape else 1",
+        wrong="rows = max(shape[0] // ranks, 1) if shape else 1",
+    ),
+    Fault(
+        name="the last, unfilled bucket is missing",
+        file="sharding.py",
+        right="return [*buckets, size] if size else buckets",
+        wrong="return buckets",
+    ),
+    Fault(
+        name="the emptiest rank stands for the fullest",
+        file="parallel.py",
+        right="return max(greedy_partition(",
+        wrong="return min(greedy_partition(",
+    ),
+    Fault(
+        name="full and grad-op sharding are swapped",
+        file="parallel.py",
+        right="if self.plan.strategy_row.reshards:",
+        wrong="if not self.plan.strategy_row.reshards:",
+    ),
+    Fault(
+        name="Adam has one moment",
+        file="optimizers.py",
+        right='library="torch.optim.AdamW",\n            states=_copies(2),',
+        wrong='library="torch.optim.AdamW",\n            states=_copies(1),',
+    ),
+    Fault(
+        name="the foreach temporary is lost",
+        file="optimizers.py",
+        right='"foreach": _since((2, 1), _lists(_ROOT), _lists(_ROOT, "denominator")),',
+        wrong='"foreach": _since((2, 1), _nothing, _lists(_ROOT, "denominator")),',
+    ),
+    Fault(
+        name="GiB is taken for GB",
+        file="units.py",
+        right='"GB": 10**9',
+        wrong='"GB": 2**30',
+    ),
+]
+
+
+def failing(fault: Fault | None) -> str | None:
+    """The first test that fails with the fault planted (None: with the tree as it is); None when all pass."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "tree"
+        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".*", "runs", "_build", "__pycache__"))
+        if fault is not None:
+            fault.plant(copy)
+        done = subprocess.run(PYTEST, cwd=copy, capture_output=True, text=True)
+    if done.returncode == 0:
+        return None
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if not lines:
+        raise SystemExit(done.stdout + done.stderr)
+    return lines[0].split(" - ")[0]
+
+
+if __name__ == "__main__":
+    if test := failing(None):
+        raise SystemExit(f"without any fault: {test}")
+    missed = 0
+    for fault in FAULTS:
+        if all(word in fault.name for word in sys.argv[1:]):
+            test = failing(fault)
+            missed += test is None
+            print(f"{fault.name:<50} {test or 'NOT CAUGHT'}", flush=True)
+    print(f"{missed} not caught")
+    sys.exit(missed > 0)
