@@ -64,4 +64,6 @@ def _refuse(constant: str) -> None:
 def _cause(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
+    if isinstance(error, UnicodeError):
+        return "it is not UTF-8 text"
     return shorten(str(error).split("\n")[0], 100).strip("'\"") or type(error).__name__

@@ -99,7 +99,9 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 @click.group(cls=App, context_settings=SETTINGS, epilog=EXAMPLES, invoke_without_command=True)
 @click.version_option(memcalc.__version__, message="memcalc %(version)s")
-@click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; goes before the command.")
+@click.option(
+    "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; goes before the command."
+)
 @click.pass_context
 def app(ctx: click.Context) -> None:
     """How much memory does a training run take? Predict it, choose a strategy, run it, compare."""

@@ -1,0 +1,81 @@
+"""``memcalc estimate``: the peak memory of one plan, and what it is made of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from memcalc.cli.kinds import File, Name
+from memcalc.cli.options import Command, build_plan, given, option, plan_options
+from memcalc.errors import InputError
+from memcalc.plan import Plan
+from memcalc.tables import FORMATS
+
+if TYPE_CHECKING:
+    from memcalc.estimate import Estimate
+
+__all__ = ["command"]
+
+EXAMPLES = """\b
+Examples:
+  memcalc estimate gpt2 --batch-size 8 --precision amp-bf16 --gpu a100-80gb
+  memcalc estimate llama-3-8b --gpus 8 --strategy fsdp-full-shard --checkpointing full --explain
+  memcalc estimate --params 1e9 --adam
+  memcalc estimate --params 7b --optimizer adamw --optimizer-kind fused --precision bf16
+  memcalc estimate --params 1e9 --adam --batch-size 32 --input-shape 224x224x3 --layers 5 --activation-per-layer 64KB
+  memcalc estimate gpt2-xl --gpu t4 --check --format json
+"""
+
+
+@click.command("estimate", cls=Command, epilog=EXAMPLES)
+@plan_options
+@option("The answer", "--plan", "plan_file", type=File(), metavar="FILE", help="Estimate a saved plan instead.")
+@option("The answer", "--save-plan", type=File(), metavar="FILE", help="Save the plan, for --plan and memcalc launch.")
+@option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
+        help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
+@option("The answer", "--explain", is_flag=True,
+        help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
+@option("The answer", "--check", is_flag=True, help="Exit with 1 when the plan does not fit on --gpu.")
+def command(
+    plan_file: Path | None, save_plan: Path | None, format: str, explain: bool, check: bool, **words: object
+) -> None:
+    """Predict the peak memory of a training run on its fullest GPU.
+
+    MODEL is a named model, whose numbers the options below change; or leave it out and give --params.
+    """
+    from memcalc.cli.report import explanation, summary
+    from memcalc.estimate import estimate
+
+    plan = _plan(plan_file, words)
+    found = estimate(plan)
+    if check and found.verdict == "unknown":
+        raise InputError("--check needs --gpu NAME: without one it is not known what the plan should fit on")
+    if save_plan is not None:
+        plan.save(save_plan)
+    if explain and format in ("csv", "json"):
+        click.echo(explanation(plan, format))
+    elif format == "json":
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        click.echo(summary(found, format))
+        if explain:
+            click.echo("\n" + explanation(plan, format))
+    if check:
+        _exit_unless_it_fits(found)
+
+
+def _plan(plan_file: Path | None, words: dict[str, object]) -> Plan:
+    if plan_file is None:
+        return build_plan(words)
+    said = [name.replace("_", " ") for name in given(words)]
+    if said:
+        raise InputError(f"--plan {plan_file} says the whole plan; leave out: {', '.join(said)}")
+    return Plan.load(plan_file)
+
+
+def _exit_unless_it_fits(found: Estimate) -> None:
+    if found.verdict == "does-not-fit":
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,111 @@
+"""How the words after an option are read: names, counts, sizes, shapes. Each refuses in one line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memcalc.catalog import Catalog
+from memcalc.errors import InputError, UnknownNameError, shorten
+from memcalc.units import parse_bytes, parse_count
+
+__all__ = ["Bytes", "Checkpointing", "Count", "File", "Name", "Shape", "Whole"]
+
+_MOST = 10**12  # of samples, tokens, ranks ...: past it a number is a slip
+
+
+class Kind(click.ParamType):  # type: ignore[type-arg]
+    """Base: ``read(text, option)`` gives the value or raises an error of memcalc."""
+
+    name = "text"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        option = param.opts[0] if param is not None and param.opts else "value"
+        return self.read(value, option if option.startswith("-") else option.upper())
+
+    def read(self, text: str, option: str) -> Any:
+        raise NotImplementedError
+
+
+class Name(Kind):
+    """A name from a catalog, or from a short list of choices."""
+
+    def __init__(self, what: str, known: Collection[str]) -> None:
+        self.what, self.known = what, known
+
+    def read(self, text: str, option: str) -> str:
+        if isinstance(self.known, Catalog):
+            return str(self.known[text].name)
+        if text.lower() not in self.known:
+            raise UnknownNameError(self.what, text, self.known)
+        return text.lower()
+
+
+class Whole(Kind):
+    """A whole number from ``least`` on."""
+
+    def __init__(self, least: int = 1) -> None:
+        self.least = least
+
+    def read(self, text: str, option: str) -> int:
+        if not re.fullmatch(r"\s*[+-]?[0-9][0-9_]{0,30}\s*", text) or text.rstrip().endswith("_") or "__" in text:
+            raise InputError(f"{option} {shorten(text)} is not a whole number")
+        value = int(text)
+        if not self.least <= value <= _MOST:
+            limit = f"at least {self.least}" if value < self.least else "at most 10**12"
+            raise InputError(f"{option} {value} must be {limit}")
+        return value
+
+
+class Count(Kind):
+    """A count such as 1e9, 7b or 124M."""
+
+    def read(self, text: str, option: str) -> int:
+        return parse_count(text, option)
+
+
+class Bytes(Kind):
+    """A size such as 64KB or 80GiB."""
+
+    def read(self, text: str, option: str) -> int:
+        return parse_bytes(text, option)
+
+
+class Shape(Kind):
+    """The elements of a shape: ``224x224x3`` is 150528."""
+
+    def read(self, text: str, option: str) -> int:
+        parts = [Whole().read(part, option) for part in re.split("[x×*,]", text.strip().lower())]
+        if prod(parts) > _MOST:
+            raise InputError(f"{option} {shorten(text)} has more than 10**12 elements")
+        return prod(parts)
+
+
+class Checkpointing(Kind):
+    """``none``, ``full`` or ``every-N``: blocks per activation checkpoint, 0 for none."""
+
+    def read(self, text: str, option: str) -> int:
+        word = text.strip().lower()
+        if word in ("none", "full"):
+            return int(word == "full")
+        if re.fullmatch(r"every-[1-9][0-9]{0,9}", word):
+            return int(word.removeprefix("every-"))
+        if word.startswith("every"):
+            raise InputError(f"{option} {shorten(text)} cannot be read; write it like every-2")
+        raise UnknownNameError("checkpointing", text, ("none", "full", "every-N"))
+
+
+class File(Kind):
+    """A path; whether it can be read or written is found out by doing it."""
+
+    def read(self, text: str, option: str) -> Path:
+        if not text or "\0" in text:
+            raise InputError(f"{option} {shorten(text)} is not a path")
+        return Path(text)

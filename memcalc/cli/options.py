@@ -1,0 +1,192 @@
+"""The options that say a plan in words, shared by the commands, and the plan they make."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from memcalc.cli.kinds import Bytes, Checkpointing, Count, Name, Shape, Whole
+from memcalc.errors import InputError
+from memcalc.hardware import GPUS
+from memcalc.models import FAMILIES, MODELS, Model
+from memcalc.optimizers import KINDS, OPTIMIZERS
+from memcalc.plan import ATTENTIONS, DEVICES, Plan
+from memcalc.precision import PRECISIONS
+from memcalc.strategies import STRATEGIES
+
+__all__ = ["Command", "Words", "build_model", "build_plan", "given", "option", "plan_options"]
+
+Words = Mapping[str, Any]
+"""What was typed, by parameter name; None where nothing was."""
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_RESHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context", "features", "classes", "layer_bytes")
+_SIZE_KNOWS = ("layers", "features", "layer_bytes")
+_PLAN = (
+    "strategy", "ranks", "nodes", "precision", "optimizer", "optimizer_kind", "micro_batch", "accumulation", "tokens",
+    "checkpoint_every", "reentrant", "attention", "dropout", "bucket_mb", "bucket_views", "device", "gpu", "torch",
+)  # fmt: skip
+_SPELLED = {"features": "--input-shape", "layer_bytes": "--activation-per-layer", "kv_heads": "--kv-heads"}
+
+
+class Option(click.Option):
+    """An option that stands under a heading in ``--help``."""
+
+    def __init__(self, *args: Any, section: str = "Options", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.section = section
+
+
+class Command(click.Command):
+    """A command whose ``--help`` lists its options under their headings."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record:
+                sections.setdefault(getattr(param, "section", "Options"), []).append(record)
+        for title, records in sections.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def option(section: str, *names: str, **settings: Any) -> Callable[[Function], Function]:
+    """``click.option`` under a heading."""
+    return click.option(*names, cls=Option, section=section, **settings)
+
+
+def _one_of(known: Any) -> str:
+    return f"One of: {', '.join(known)}."
+
+
+def _flag(section: str, name: str, help: str) -> Callable[[Function], Function]:
+    return option(section, name, is_flag=True, default=None, help=help)
+
+
+def _whole(section: str, *names: str, help: str) -> Callable[[Function], Function]:
+    return option(section, *names, type=Whole(), metavar="N", help=help)
+
+
+_M, _T, _W = "The model", "The training", "Where it runs"
+_OPTIONS = (
+    click.argument("model", required=False, type=Name("model", MODELS)),
+    option(_M, "--params", "parameters", type=Count(), metavar="COUNT", help="A model known by its size: 1e9, 7b, 124M."),
+    _whole(_M, "--layers", help="Blocks (with --params: layers)."),
+    _whole(_M, "--hidden", help="Width; for GPT-2, --ffn follows as 4 times it."),
+    _whole(_M, "--heads", help="Attention heads."),
+    _whole(_M, "--kv-heads", help="Key/value heads; they follow --heads where the model has as many."),
+    _whole(_M, "--ffn", help="Width inside a block's MLP."),
+    _whole(_M, "--vocab", help="Tokens in the vocabulary."),
+    _whole(_M, "--context", help="Positions: the longest sequence."),
+    _whole(_M, "--classes", help="Outputs of a classifier."),
+    option(_M, "--input-shape", "--sample-size", "features", type=Shape(), metavar="SHAPE",
+           help="Elements of one sample: 224x224x3 or 1024."),
+    option(_M, "--activation-per-layer", "layer_bytes", type=Bytes(), metavar="SIZE",
+           help="With --params: what one layer keeps for the whole micro batch, such as 64KB. "
+           "Left out: one output of the sample's size."),
+    option(_M, "--attention", type=Name("attention", ATTENTIONS), metavar="KIND", help=_one_of(ATTENTIONS)),
+    option(_M, "--dropout", type=float, metavar="P", help="Dropout probability, for models that have dropout."),
+    _whole(_T, "--batch-size", "--micro-batch", "micro_batch", help="Samples per GPU and forward pass.  [default: 1]"),
+    _whole(_T, "--accumulation", help="Micro batches per optimizer step.  [default: 1]"),
+    _whole(_T, "--seq-len", "--tokens", "tokens", help="Tokens per sample.  [default: the model's context]"),
+    option(_T, "--precision", type=Name("precision", PRECISIONS), metavar="NAME",
+           help=f"{_one_of(PRECISIONS)}  [default: fp32]"),
+    _flag(_T, "--adam", help="Short for --optimizer adam."),
+    option(_T, "--optimizer", type=Name("optimizer", OPTIMIZERS), metavar="NAME",
+           help=f"{_one_of(OPTIMIZERS)}  [default: adamw]"),
+    option(_T, "--optimizer-kind", type=Name("optimizer kind", KINDS), metavar="KIND",
+           help=f"{_one_of(KINDS)}  [default: torch's own: foreach on CUDA, for-loop on CPU]"),
+    option(_T, "--checkpointing", "checkpoint_every", type=Checkpointing(), metavar="none|full|every-N",
+           help="Activation checkpointing: of no block, of each, of every N blocks together.  [default: none]"),
+    _flag(_T, "--reentrant", help="The older, reentrant form of activation checkpointing."),
+    _flag(_T, "--keep-gradients", help="zero_grad(set_to_none=False): gradients stay allocated."),
+    option(_W, "--strategy", type=Name("strategy", STRATEGIES), metavar="NAME",
+           help=f"{_one_of(STRATEGIES)}  [default: single, with several GPUs ddp]"),
+    _whole(_W, "--gpus", "ranks", help="GPUs in all, one process each.  [default: 1]"),
+    _whole(_W, "--nodes", help="Machines the GPUs are spread over.  [default: 1]"),
+    option(_W, "--gpu", type=Name("GPU", GPUS), metavar="NAME", help=f"The card. {_one_of(GPUS)}"),
+    option(_W, "--device", type=Name("device", DEVICES), metavar="KIND", help=f"{_one_of(DEVICES)}  [default: cuda]"),
+    _whole(_W, "--bucket-mb", help="DDP's bucket_cap_mb.  [default: 25]"),
+    _flag(_W, "--bucket-views", help="DDP's gradient_as_bucket_view."),
+    option(_W, "--torch", metavar="VERSION", help="Version of torch, such as 2.6: older ones kept other temporaries."),
+)  # fmt: skip
+
+
+def plan_options(command: Function) -> Function:
+    """Add the MODEL argument and every option a plan is made of; all are None unless typed."""
+    for add in reversed(_OPTIONS):
+        command = add(command)
+    return command
+
+
+def given(words: Words) -> dict[str, Any]:
+    """Only what was typed."""
+    return {name: value for name, value in words.items() if value is not None}
+
+
+def build_model(words: Words) -> Model:
+    """The named model with the numbers that were given instead of its own, or one known by its size.
+
+    >>> build_model({"model": "gpt2", "hidden": 1024}).ffn, build_model({"parameters": 1000}).family
+    (4096, 'size')
+    """
+    words = given(words)
+    name, parameters = words.get("model"), words.get("parameters")
+    if (name is None) == (parameters is None):
+        both = f"not both the model {name} and --params" if name else f"one of: {', '.join(MODELS)}; or --params COUNT"
+        raise InputError(f"give a model, {both}")
+    if name is None:
+        base = Model(name="unnamed", family="size", parameters=int(parameters or 0))
+    else:
+        base = MODELS[name]
+    changes = {field: words[field] for field in _RESHAPE if field in words}
+    for field in changes:
+        if not (getattr(base, field) or (name is None and field in _SIZE_KNOWS)):
+            spelled = _SPELLED.get(field, f"--{field}")
+            raise InputError(f"{spelled} does not apply to {base.name} ({FAMILIES[base.family].summary})")
+    if name is None or not changes:
+        return dataclasses.replace(base, **changes)
+    said = ", ".join(f"{field} {value}" for field, value in changes.items())
+    return dataclasses.replace(base, **{**_followers(base, changes), **changes}, name=f"{base.name} ({said})")
+
+
+def _followers(base: Model, changes: Words) -> dict[str, int]:
+    """Numbers that hang on a changed one: what a family derives, and what was equal stays equal."""
+    follow: dict[str, int] = {}
+    if "hidden" in changes and base.family == "gpt2":
+        follow["ffn"] = 4 * changes["hidden"]
+    if "hidden" in changes and base.features == base.hidden:
+        follow["features"] = changes["hidden"]
+    if "heads" in changes and base.kv_heads == base.heads:
+        follow["kv_heads"] = changes["heads"]
+    return follow
+
+
+def build_plan(words: Words) -> Plan:
+    """The plan that was said in words; what was not said is the Plan's own default. Raises InputError.
+
+    >>> build_plan({"model": "gpt2", "ranks": 8, "gpu": "a100-80gb"}).strategy
+    'ddp'
+    """
+    model = build_model(words)
+    words = given(words)
+    fields = {field: words[field] for field in _PLAN if field in words}
+    reads = FAMILIES[model.family].reads
+    if reads == "tokens":
+        fields.setdefault("tokens", model.context)
+    elif "tokens" in fields:
+        raise InputError(f"--seq-len does not apply to {model.name}, which reads no tokens")
+    if reads == "tokens" or model.features or model.layer_bytes:
+        fields.setdefault("micro_batch", 1)
+    if "adam" in words and fields.setdefault("optimizer", "adam") != "adam":
+        raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
+    if fields.get("ranks", 1) > 1:
+        fields.setdefault("strategy", "ddp")
+    kinds = OPTIMIZERS[fields.get("optimizer", "adamw")].kinds
+    usual = "for-loop" if fields.get("device") == "cpu" else "foreach"
+    fields.setdefault("optimizer_kind", usual if usual in kinds else kinds[0])
+    return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
