@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +12,6 @@ from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.errors import InputError
 from memcalc.plan import Plan
 from memcalc.tables import FORMATS
-
-if TYPE_CHECKING:
-    from memcalc.estimate import Estimate
 
 __all__ = ["command"]
 
@@ -51,7 +47,7 @@ def command(
 
     plan = _plan(plan_file, words)
     found = estimate(plan)
-    if check and found.verdict == "unknown":
+    if check and plan.gpu is None:
         raise InputError("--check needs --gpu NAME: without one it is not known what the plan should fit on")
     if save_plan is not None:
         plan.save(save_plan)
@@ -63,8 +59,8 @@ def command(
         click.echo(summary(found, format))
         if explain:
             click.echo("\n" + explanation(plan, format))
-    if check:
-        _exit_unless_it_fits(found)
+    if check and found.verdict == "does-not-fit":
+        raise click.exceptions.Exit(1)
 
 
 def _plan(plan_file: Path | None, words: dict[str, object]) -> Plan:
@@ -74,8 +70,3 @@ def _plan(plan_file: Path | None, words: dict[str, object]) -> Plan:
     if said:
         raise InputError(f"--plan {plan_file} says the whole plan; leave out: {', '.join(said)}")
     return Plan.load(plan_file)
-
-
-def _exit_unless_it_fits(found: Estimate) -> None:
-    if found.verdict == "does-not-fit":
-        raise click.exceptions.Exit(1)

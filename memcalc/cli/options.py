@@ -88,7 +88,8 @@ _OPTIONS = (
     option(_M, "--activation-per-layer", "layer_bytes", type=Bytes(), metavar="SIZE",
            help="With --params: what one layer keeps for the whole micro batch, such as 64KB. "
            "Left out: one output of the sample's size."),
-    option(_M, "--attention", type=Name("attention", ATTENTIONS), metavar="KIND", help=_one_of(ATTENTIONS)),
+    option(_M, "--attention", type=Name("attention", ATTENTIONS), metavar="KIND",
+           help=f"{_one_of(ATTENTIONS)}  [default: auto]"),
     option(_M, "--dropout", type=float, metavar="P", help="Dropout probability, for models that have dropout."),
     _whole(_T, "--batch-size", "--micro-batch", "micro_batch", help="Samples per GPU and forward pass.  [default: 1]"),
     _whole(_T, "--accumulation", help="Micro batches per optimizer step.  [default: 1]"),
@@ -139,10 +140,7 @@ def build_model(words: Words) -> Model:
     if (name is None) == (parameters is None):
         both = f"not both the model {name} and --params" if name else f"one of: {', '.join(MODELS)}; or --params COUNT"
         raise InputError(f"give a model, {both}")
-    if name is None:
-        base = Model(name="unnamed", family="size", parameters=int(parameters or 0))
-    else:
-        base = MODELS[name]
+    base = MODELS[name] if name else Model(name="unnamed", family="size", parameters=int(parameters or 0))
     changes = {field: words[field] for field in _RESHAPE if field in words}
     for field in changes:
         if not (getattr(base, field) or (name is None and field in _SIZE_KNOWS)):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memcalc.hardware import GPUS
+from memcalc.estimate import Estimate, holding_gpus
+from memcalc.ledger import skeleton
+from memcalc.plan import Plan
 from memcalc.tables import heading, printable, render
 from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton, Timeline
 from memcalc.units import format_both, format_bytes, format_count
 
-if TYPE_CHECKING:
-    from memcalc.estimate import Estimate
-    from memcalc.plan import Plan
-
-__all__ = ["explanation", "holders", "summary"]
+__all__ = ["explanation", "summary"]
 
 Row = tuple[str, str, int, int]
 """Group, what, and the least and most bytes it can be."""
@@ -73,8 +70,8 @@ def _rows(found: Estimate) -> Iterator[Row]:
     for moment, size in found.peak.by_moment.items():
         yield "by moment", moment, size, size
     yield "meters", _METERS["allocated"], found.peak.bytes, found.peak.bytes
-    yield "meters", _METERS["reserved"], *found.reserved
-    yield "meters", _METERS["device"], *found.device
+    yield "meters", _METERS["reserved"], found.reserved.low, found.reserved.high
+    yield "meters", _METERS["device"], found.device.low, found.device.high
     yield "meters", _METERS["host"], found.host, found.host
 
 
@@ -97,25 +94,18 @@ def _verdict(found: Estimate) -> str:
     return f"verdict: {found.verdict} on {gpu.name}, of which torch can use {format_both(gpu.usable_bytes)}"
 
 
-def holders(low: int, high: int) -> tuple[list[str], list[str]]:
-    """GPUs that hold a run of ``low`` to ``high`` bytes on the device: for sure, and only perhaps."""
-    sure = [gpu.name for gpu in GPUS.values() if high <= gpu.usable_bytes]
-    perhaps = [gpu.name for gpu in GPUS.values() if low <= gpu.usable_bytes < high]
-    return sure, perhaps
-
-
 def _cards(found: Estimate) -> list[str]:
     if found.plan.device != "cuda" or found.plan.gpu:
         return []
-    sure, perhaps = holders(*found.device)
+    cards = holding_gpus(found.plan, found.reserved)
+    sure = [gpu.name for gpu, for_sure in cards if for_sure]
+    perhaps = [gpu.name for gpu, for_sure in cards if not for_sure]
     lines = [f"GPUs that hold it: {', '.join(sure) or 'none of the catalog'}"]
-    return [*lines, f"only perhaps: {', '.join(perhaps)}"] if perhaps else lines
+    return [*lines, f"GPUs that perhaps hold it: {', '.join(perhaps)}"] if perhaps else lines
 
 
 def explanation(plan: Plan, format: str) -> str:
     """Each tensor alive at the peak with its formula; those of equal blocks together, largest first."""
-    from memcalc.ledger import skeleton
-
     bones = skeleton(plan)
     step = bones.at(plan.micro_batch)
     sizes = bones.sizes(plan.micro_batch)

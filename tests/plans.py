@@ -1,0 +1,136 @@
+"""Named Hypothesis strategies: models and plans small enough that a ledger takes milliseconds.
+
+Everything drawn is sound: a Plan that exists is checked, so a test that fails has found something.
+"""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+
+from memcalc.models import FAMILIES, MODELS, Model
+from memcalc.optimizers import OPTIMIZERS
+from memcalc.plan import Plan
+from memcalc.precision import PRECISIONS
+from memcalc.strategies import STRATEGIES
+
+__all__ = [
+    "attentions",
+    "gpt2s",
+    "llamas",
+    "mlps",
+    "models",
+    "named_models",
+    "plans",
+    "sizes",
+    "token_models",
+    "worlds",
+]
+
+
+@st.composite
+def gpt2s(draw: st.DrawFn, max_layers: int = 3) -> Model:
+    """GPT-2 models of up to ``max_layers`` blocks."""
+    heads = draw(st.sampled_from([1, 2, 4]))
+    hidden = heads * draw(st.sampled_from([8, 16, 24]))
+    return Model(
+        name="drawn-gpt2", family="gpt2", layers=draw(st.integers(1, max_layers)), hidden=hidden, heads=heads,
+        kv_heads=heads, ffn=draw(st.integers(1, 4 * hidden)), vocab=draw(st.integers(2, 300)),
+        context=draw(st.sampled_from([8, 16, 33])), tied=True,
+    )  # fmt: skip
+
+
+@st.composite
+def llamas(draw: st.DrawFn, max_layers: int = 3) -> Model:
+    """Llama models of up to ``max_layers`` blocks, with grouped queries or without."""
+    kv_heads = draw(st.sampled_from([1, 2]))
+    heads = kv_heads * draw(st.sampled_from([1, 2, 4]))
+    return Model(
+        name="drawn-llama", family="llama", layers=draw(st.integers(1, max_layers)),
+        hidden=heads * draw(st.sampled_from([8, 16, 24])), heads=heads, kv_heads=kv_heads,
+        ffn=draw(st.integers(1, 200)), vocab=draw(st.integers(2, 300)), context=draw(st.sampled_from([8, 16, 33])),
+    )  # fmt: skip
+
+
+@st.composite
+def mlps(draw: st.DrawFn, max_layers: int = 4) -> Model:
+    """Layers of equal width."""
+    return Model(
+        name="drawn-mlp", family="mlp", layers=draw(st.integers(1, max_layers)), hidden=draw(st.integers(1, 300)),
+        features=draw(st.integers(1, 300)), classes=draw(st.integers(1, 20)),
+    )  # fmt: skip
+
+
+@st.composite
+def sizes(draw: st.DrawFn) -> Model:
+    """Models known by their size alone, with or without a shape."""
+    layers = draw(st.integers(0, 5))
+    return Model(
+        name="drawn-size", family="size", parameters=draw(st.integers(10, 10**10)), layers=layers,
+        features=draw(st.sampled_from([0, 7, 3072])),
+        layer_bytes=draw(st.sampled_from([0, 1000, 64_000])) if layers else 0,
+    )  # fmt: skip
+
+
+def token_models() -> st.SearchStrategy[Model]:
+    """Models that read tokens."""
+    return st.one_of(gpt2s(), llamas())
+
+
+def models() -> st.SearchStrategy[Model]:
+    """Models of every family."""
+    return st.one_of(gpt2s(), llamas(), mlps(), sizes())
+
+
+def named_models() -> st.SearchStrategy[Model]:
+    """The models of the catalog."""
+    return st.sampled_from(list(MODELS.values()))
+
+
+@st.composite
+def worlds(draw: st.DrawFn, max_ranks: int = 8) -> tuple[str, int, int]:
+    """A strategy, ranks, and nodes that divide them."""
+    strategy = draw(st.sampled_from(list(STRATEGIES.values())))
+    ranks = draw(st.integers(1, max_ranks)) if strategy.parallel else 1
+    nodes = draw(st.sampled_from([n for n in range(1, ranks + 1) if ranks % n == 0]))
+    return strategy.name, ranks, nodes
+
+
+def attentions(device: str, precision: str, dropout: float) -> list[str]:
+    """The attention kinds that exist for a device, a precision and a dropout."""
+    kinds = ["auto", "math", "eager"]
+    if device == "cuda":
+        return [*kinds, "efficient"] + ["flash"] * (PRECISIONS[precision].compute != "float32")
+    return kinds + ["flash"] * (not dropout)
+
+
+@st.composite
+def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
+    """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
+    chosen = draw(models() if model is None else model)
+    reads = FAMILIES[chosen.family].reads
+    strategy, ranks, nodes = draw(worlds(max_ranks))
+    optimizer = draw(st.sampled_from(list(OPTIMIZERS.values())))
+    device = draw(st.sampled_from(["cuda", "cpu"]))
+    precision = draw(st.sampled_from(list(PRECISIONS)))
+    dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family == "gpt2" else 0.0
+    checkpoint_every = draw(st.integers(0, 3))
+    return Plan(
+        model=chosen,
+        strategy=strategy,
+        ranks=ranks,
+        nodes=nodes,
+        precision=precision,
+        optimizer=optimizer.name,
+        optimizer_kind=draw(st.sampled_from(optimizer.kinds)),
+        micro_batch=draw(st.integers(1, 4)),
+        accumulation=draw(st.integers(1, 3)),
+        tokens=draw(st.integers(1, chosen.context)) if reads == "tokens" else 0,
+        checkpoint_every=checkpoint_every,
+        reentrant=bool(checkpoint_every) and draw(st.booleans()),
+        attention=draw(st.sampled_from(attentions(device, precision, dropout))),
+        dropout=dropout,
+        bucket_mb=draw(st.sampled_from([1, 25])),
+        bucket_views=draw(st.booleans()),
+        set_to_none=draw(st.booleans()),
+        device=device,
+    )
