@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from memcalc.estimate import Estimate, estimate
+from memcalc.estimate import Estimate, Range, estimate
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 
@@ -115,10 +115,10 @@ def _rank(estimated: Estimate, rank: RankMeasurement) -> Iterator[Row]:
     lasting = rank.parameters + rank.optimizer
     rest = estimated.peak.bytes - states["parameters"] - states["optimizer"]
     yield row("allocated", REST, "peak", rest, rank.allocated_peak - lasting)
-    for meter, (low, high), measured in (
+    for meter, bounds, measured in (
         ("reserved", estimated.reserved, rank.reserved_peak),
         ("device", estimated.device, rank.device_peak),
-        ("host", (estimated.host, estimated.host), rank.host_peak),
+        ("host", Range(low=estimated.host, high=estimated.host), rank.host_peak),
     ):
         if measured is not None:
-            yield row(meter, "all", "peak", low, measured, high)
+            yield row(meter, "all", "peak", bounds.low, measured, bounds.high)

@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from memcalc.errors import FileError, InputError, PlanError, RunError
@@ -28,7 +29,7 @@ from memcalc.precision import DTYPE_BYTES
 from memcalc.supervise import GRACE_SECONDS, supervise
 from memcalc.units import format_bytes
 
-__all__ = ["Run", "Training", "check", "command", "environment", "launch", "require_torch"]
+__all__ = ["Run", "Training", "check", "command", "environment", "installed_torch", "launch", "require_torch"]
 
 TRAINERS = "trainers"
 """The module torchrun runs on each rank."""
@@ -125,7 +126,8 @@ def command(ranks: int, module: str, *arguments: str) -> list[str]:
 def environment(base: Mapping[str, str]) -> dict[str, str]:
     """What the ranks get: lines at once, one thread each (more only fight over the cores), and this memcalc."""
     root = Path(__file__).resolve().parent.parent
-    found = {"OMP_NUM_THREADS": "1", **base, "PYTHONUNBUFFERED": "1"}
+    # PYTHONSAFEPATH: a folder named trainers where the user happens to stand is not run in place of ours.
+    found = {"OMP_NUM_THREADS": "1", **base, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
     if root.name != "site-packages":
         found["PYTHONPATH"] = os.pathsep.join(part for part in (base.get("PYTHONPATH"), str(root)) if part)
     return found
@@ -151,6 +153,14 @@ def require_torch() -> None:
         raise RunError("torch is not installed; to train: pip install 'gpu-memcalc[train]'")
 
 
+def installed_torch() -> str | None:
+    """Version of the installed torch, major.minor, without importing it; None where there is none."""
+    try:
+        return ".".join(metadata.version("torch").split(".")[:2])
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def _check_machine(plan: Plan) -> list[str]:
     from memcalc.machine import detect
 
@@ -160,9 +170,14 @@ def _check_machine(plan: Plan) -> list[str]:
         raise PlanError(
             f"the plan needs {plan.ranks} GPUs, this machine has {found}; make one for it with memcalc recommend"
         )
+    warnings = []
     if plan.device == "cpu" and plan.ranks > machine.cores:
-        return [f"{plan.ranks} ranks share {machine.cores} cores and will be slow"]
-    return []
+        warnings.append(f"{plan.ranks} ranks share {machine.cores} cores and will be slow")
+    if plan.torch != installed_torch():
+        warnings.append(
+            f"the plan is for torch {plan.torch}, installed is {installed_torch()}: its estimate may differ"
+        )
+    return warnings
 
 
 def _check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
@@ -179,6 +194,8 @@ def _check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
             if getattr(before, field) != getattr(plan, field):
                 raise PlanError(f"{out} holds a run with another {field}; a resumed run keeps it")
     place = _existing(out)
+    if not place.is_dir():
+        raise FileError(f"{out} cannot be made: {place} is a file")
     if not os.access(place, os.W_OK | os.X_OK):
         raise FileError(f"{out} cannot be written: no permission in {place}")
 

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 
 from memcalc.compare import Comparison, compare_run
 from memcalc.errors import FileError, MemcalcError
 from memcalc.failure import failure
-from memcalc.launch import command, environment, require_torch
+from memcalc.launch import command, environment, installed_torch, require_torch
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.supervise import supervise
 
-__all__ = ["CHECKPOINTING", "TOLERANCE", "WORLDS", "Result", "installed_torch", "loss_problems", "matrix", "validate"]
+__all__ = ["CHECKPOINTING", "TOLERANCE", "WORLDS", "Result", "loss_problems", "matrix", "validate"]
 
 TOLERANCE = 1.0
 """Percent of the measured allocated peak."""
@@ -47,7 +46,7 @@ class Result:
     """What is wrong, in a few words; None when all is within tolerance."""
 
     @property
-    def losses(self) -> tuple[float, ...]:
+    def losses(self) -> tuple[float | None, ...]:
         return () if self.comparison is None else tuple(self.comparison.measurement.losses)
 
 
@@ -82,17 +81,8 @@ def matrix(
             tokens=spec.context,
             checkpoint_every=every,
             device="cpu",
-            torch=installed_torch(),
         )
     return plans
-
-
-def installed_torch() -> str:
-    """Version of the torch that is installed, major.minor, without importing it; the plan's default without one."""
-    try:
-        return ".".join(metadata.version("torch").split(".")[:2])
-    except metadata.PackageNotFoundError:
-        return str(Plan.__dataclass_fields__["torch"].default)
 
 
 def validate(
@@ -103,6 +93,7 @@ def validate(
     Raises RunError when torch is missing; a plan that fails is a Result with a problem.
     """
     require_torch()
+    plans = {name: replace(plan, torch=installed_torch() or plan.torch) for name, plan in plans.items()}
     results: list[Result] = []
     for ranks in sorted({plan.ranks for plan in plans.values()}):
         batch = {name: plan for name, plan in plans.items() if plan.ranks == ranks}
@@ -170,9 +161,12 @@ def loss_problems(results: Iterable[Result]) -> list[str]:
     return lines
 
 
-def _same(a: Sequence[float], b: Sequence[float]) -> bool:
-    return len(a) == len(b) and all(abs(x - y) <= 0.5 * 10**-LOSS_DIGITS for x, y in zip(a, b, strict=True))
+def _same(a: Sequence[float | None], b: Sequence[float | None]) -> bool:
+    near = 0.5 * 10**-LOSS_DIGITS
+    return len(a) == len(b) and all(
+        x is not None and y is not None and abs(x - y) <= near for x, y in zip(a, b, strict=True)
+    )
 
 
-def _text(losses: Sequence[float]) -> str:
-    return " ".join(f"{loss:.{LOSS_DIGITS}f}" for loss in losses)
+def _text(losses: Sequence[float | None]) -> str:
+    return " ".join("nan" if loss is None else f"{loss:.{LOSS_DIGITS}f}" for loss in losses)
