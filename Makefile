@@ -26,6 +26,10 @@ $(INSTALLED): setup.cfg setup.py
 	$(PY) -m pip install --quiet -e '.[train,dev]'
 	@touch $@
 
+demo: $(INSTALLED) ## recommend a plan for a small GPT on this machine, train it on real text, compare
+	rm -rf runs/demo
+	$(VENV)/bin/memcalc recommend gpt2-small-text --launch --steps $(STEPS) --out runs/demo
+
 test: $(INSTALLED) ## all tests, with the doctests of the code and of the docs
 	$(PY) -m pytest -q
 
@@ -43,10 +47,16 @@ docs: $(INSTALLED) ## run the commands shown in the docs again, then build docs/
 	$(PY) docs/transcripts.py
 	$(PY) docs/render.py
 
+bench: $(INSTALLED) ## how fast: a cold start, a recommendation, the training loop
+	for script in cold_start recommend train_loop; do $(PY) tests/benchmarks/$$script.py || exit; done
+
+mutation: $(INSTALLED) ## plant ten faults, one at a time; the tests must catch each
+	$(PY) tests/mutation.py
+
 check: lint test docs ## what CI runs
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) build dist *.egg-info docs/_build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help test lint format docs check clean
+.PHONY: help demo test lint format docs bench mutation check clean
