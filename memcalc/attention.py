@@ -7,6 +7,8 @@ cuda/attention_backward.cu) and Korthikanti et al. 2022 for the written-out form
 
 from __future__ import annotations
 
+from memcalc.ops import cast
+from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
 from memcalc.tape import Edge, Gradient, Node, Storage, Tape, Tensor
 
@@ -17,9 +19,12 @@ def attention(
     t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, kind: str, heads: int, dropout: float
 ) -> Tensor:
     """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``."""
+    if k.shape != q.shape and kind != "flash":  # only flash takes grouped queries as they are
+        k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
     if kind in ("flash", "efficient"):
         return _fused(t, q, k, v, name, kind, heads)
-    return _written_out(t, q, k, v, name, kind, heads, dropout)
+    mix = _eager(t, q, k, v, name, heads, dropout) if kind == "eager" else _math(t, q, k, v, name, heads, dropout)
+    return _convert(t, mix, f"{name} heads joined")
 
 
 def _edge(x: Tensor) -> Edge:
@@ -84,7 +89,90 @@ def _cuda_backward(t: Tape, tokens: int, heads: int, head: int, kind: str) -> li
     return [delta, t.allocate("attention query accumulator", (rows, width), "float32", "temporary")]
 
 
-def _written_out(
-    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int, dropout: float
-) -> Tensor:
-    raise NotImplementedError
+def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float) -> Tensor:
+    """Written out in Python: ``trainers/models/layers.py``. Operands of a batched product are copied."""
+    tokens = q.shape[0]
+    left = _convert(t, _convert(t, q, f"{name} scaled query"), f"{name} query copy")
+    scores = _product(t, left, _convert(t, k, f"{name} key copy"), (heads, tokens, tokens), f"{name} scores")
+    del left
+    mask = _causal_mask(t, name, tokens)
+    scores = _masked(t, scores, mask, name)
+    probabilities = _softmax(t, cast(t, scores, "float32", f"{name} scores") if t.autocast else scores, name)
+    probabilities = drop(t, probabilities, f"{name} attention dropout", dropout)
+    probabilities = cast(t, probabilities, q.dtype, f"{name} probabilities")
+    return _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
+
+
+def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float) -> Tensor:
+    """``_scaled_dot_product_attention_math``: 16-bit inputs are computed in float32."""
+    tokens, low = q.shape[0], q.dtype
+    q, k, v = (cast(t, x, "float32", f"{name} {part}") for x, part in zip((q, k, v), "qkv", strict=True))
+    scaled = _convert(t, q, f"{name} scaled query")
+    mask = _causal_mask(t, name, tokens)
+    bias = t.allocate(f"{name} mask bias", (tokens, tokens), "float32", "temporary", batched=False)
+    del mask
+    left, right = _convert(t, scaled, f"{name} query copy"), _convert(t, _convert(t, k, f"{name} scaled key"), f"{name} key copy")
+    scores = _product(t, left, right, (heads, tokens, tokens), f"{name} scores")
+    del scaled, left, right
+    probabilities = _softmax(t, scores, name)
+    empty_rows = t.allocate(f"{name} rows without keys", scores.shape, "bool", "temporary")
+    del empty_rows, scores
+    probabilities = drop(t, probabilities, f"{name} attention dropout", dropout)
+    mix = _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
+    del bias
+    return cast(t, mix, low, f"{name} mix")
+
+
+def _convert(t: Tape, x: Tensor, name: str, shape: tuple[int, ...] | None = None) -> Tensor:
+    """A new tensor that keeps nothing of the old one: a copy in another layout, a scaling, repeated heads."""
+    source, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} gradient", source, dtype, "temporary")]
+
+    return t.output(name, shape or source, dtype, t.node([_edge(x)], backward))
+
+
+def _product(t: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
+    """A batched matrix product: keeps both factors; the second one's gradient is made first."""
+    shapes, dtype = (b.shape, a.shape), a.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} factor gradient", shape, dtype, "temporary") for shape in shapes]
+
+    node = t.node([_edge(b), _edge(a)], backward)
+    t.save(node, a.storage, b.storage)
+    return t.output(name, shape, dtype, node)
+
+
+def _causal_mask(t: Tape, name: str, tokens: int) -> Storage:
+    """Made of a full square of ones, which is dropped."""
+    ones = t.allocate(f"{name} ones", (tokens, tokens), "bool", "temporary", batched=False)
+    mask = t.allocate(f"{name} causal mask", (tokens, tokens), "bool", "activations", batched=False)
+    del ones
+    return mask
+
+
+def _masked(t: Tape, scores: Tensor, mask: Storage, name: str) -> Tensor:
+    """``masked_fill_`` in place: keeps the mask, copies the gradient."""
+    shape, dtype = scores.shape, scores.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} masked gradient", shape, dtype, "temporary")]
+
+    node = t.node([_edge(scores)], backward)
+    t.save(node, mask)
+    return Tensor(scores.storage, shape, dtype, node)
+
+
+def _softmax(t: Tape, scores: Tensor, name: str) -> Tensor:
+    """Keeps its output."""
+    shape, dtype = scores.shape, scores.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} scores gradient", shape, dtype, "temporary")]
+
+    node = t.node([_edge(scores)], backward)
+    y = t.output(f"{name} probabilities", shape, dtype, node)
+    t.save(node, y.storage)
+    return y

@@ -199,31 +199,28 @@ def dropout(t: Tape, x: Tensor, name: str, probability: float) -> Tensor:
 
 
 def cross_entropy(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
-    """``F.cross_entropy``: log-softmax is kept; backward makes two more tensors of the logits' size.
+    """``F.cross_entropy(logits.float(), targets)``: the log-softmax is kept, in float32.
 
-    Under CUDA's autocast the log-softmax runs in 16 bit and a float32 copy of it feeds the loss.
+    Backward makes two more tensors of its size, and the gradient of the 16-bit logits where they are that.
     """
+    logits = cast(t, logits, "float32", "logits")
     shape, dtype = logits.shape, logits.dtype
 
     def softmax_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate("logits gradient", shape, dtype, "temporary")]
 
+    def loss_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate("log-softmax gradient", shape, dtype, "temporary")]
+
     node = t.node([_edge(logits)], softmax_backward)
     log_softmax = t.output("log-softmax of the logits", shape, dtype, node)
     t.save(node, log_softmax.storage)
-    if t.autocast:
-        log_softmax = cast(t, log_softmax, "float32", "log-softmax")
-    high = log_softmax.dtype
-
-    def loss_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate("log-softmax gradient", shape, high, "temporary")]
-
     node = t.node([_edge(log_softmax)], loss_backward)
     t.save(node, log_softmax.storage, targets.storage)
-    total = t.allocate("weight of the loss", (), high, "temporary", batched=False)
+    total = t.allocate("weight of the loss", (), dtype, "temporary", batched=False)
     t.save(node, total)
-    loss = t.allocate("loss", (), high, "temporary", batched=False)
-    return Tensor(loss, (), high, node, batched=False)
+    loss = t.allocate("loss", (), dtype, "temporary", batched=False)
+    return Tensor(loss, (), dtype, node, batched=False)
 
 
 def rms_norm(t: Tape, x: Tensor, name: str) -> Tensor:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["attend", "causal_loss"]
+__all__ = ["attend", "cross_entropy"]
 
 _KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
@@ -37,6 +37,6 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     return F.dropout(probabilities, dropout, training=dropout > 0) @ v
 
 
-def causal_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of ``[batch, tokens, vocab]`` logits against ``[batch, tokens]`` token ids."""
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten())
+def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    """Mean cross-entropy, in float32, of ``[..., classes]`` scores against ``[...]`` class indices."""
+    return F.cross_entropy(output.flatten(0, -2).float(), targets.flatten())
