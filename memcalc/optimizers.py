@@ -167,13 +167,13 @@ class Optimizer:
 # torch/optim/adam.py and adamw.py, read in the wheels of 1.12.1, 1.13.1, 2.0.1, 2.1.0, 2.6.0 and 2.13.0. Up to 2.0
 # foreach added epsilon out of place, which made a second list; pytorch#104780 and #104898 brought that to one in 2.1.
 _ROOT = "root of the second moment"
-_ADAM: Mapping[str, Step] = {
+_ADAM: dict[str, Step] = {
     "foreach": _since((2, 1), _lists(_ROOT), _lists(_ROOT, "denominator")),
     "for-loop": _each(_ROOT, "denominator", kept=1),
     "fused": _nothing,
 }
 # In 1.12 alone, AMSGrad's running maximum was a new list as well.
-_AMSGRAD: Mapping[str, Step] = _ADAM | {
+_AMSGRAD: dict[str, Step] = _ADAM | {
     "foreach": _since((1, 13), _ADAM["foreach"], _lists("maximum", _ROOT, "denominator"))
 }
 

@@ -39,7 +39,9 @@ WRAPPED = 16
 """CPU kernels wrap Python numbers into 0-dimensional tensors: an 8-byte one and its cast, twice at most."""
 
 
-def step(name: str, kind: str, shapes: list[tuple[int, ...]], dtype: torch.dtype) -> tuple[torch.optim.Optimizer, list[int]]:
+def step(
+    name: str, kind: str, shapes: list[tuple[int, ...]], dtype: torch.dtype
+) -> tuple[torch.optim.Optimizer, list[int]]:
     """The optimizer after three steps, and the third step's allocator events."""
     parameters = [torch.nn.Parameter(torch.randn(shape).to(dtype)) for shape in shapes]
     optimizer = MAKE[name](parameters, **FLAGS[kind])
