@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from math import prod
 
 from memcalc.catalog import Catalog
-from memcalc.models.spec import Weight
 from memcalc.precision import DTYPE_BYTES
+from memcalc.spec import Weight
 
 __all__ = ["KINDS", "OPTIMIZERS", "Optimizer"]
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memcalc.models.spec import Weight
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.sharding import ddp_buckets, dim0_padded, greedy_partition
+from memcalc.spec import Weight
 from memcalc.tape import Storage, Tape
 
 __all__ = ["Ddp", "FlatUnits", "FullyShard", "Replicated", "make", "shard_units"]
@@ -38,6 +38,8 @@ class Replicated:
         for weight in self.weights:
             self.hold(weight.name, self.local_shape(weight), "parameters")
         self.optimizer_states()
+        for name, size in workspaces(self.plan):
+            self.hold(name, (size,), "temporary", "uint8")
         if not self.plan.set_to_none:
             for weight in self.weights:
                 self.grads[weight.name] = self.new_grad(weight)
@@ -275,6 +277,24 @@ class FullyShard(Replicated):
         if self.units.get(ROOT_UNIT):
             self.leave_backward(ROOT_UNIT)
         self.reduce_input = None
+
+
+# cuBLAS workspace of one handle, taken from the caching allocator at the first matrix product and kept: 32 MiB from
+# compute capability 9.0 on, 8.125 MiB before (aten/src/ATen/cuda/CublasHandlePool.cpp, _parseChosenWorkspaceSize).
+# Forward and backward run on threads of their own, each with its own handle. From 2.15 on nothing is kept.
+WORKSPACE_BEFORE_HOPPER, WORKSPACE_SINCE_HOPPER = 8_519_680, 33_554_432
+WORKSPACE_UNTIL = (2, 15)
+
+
+def workspaces(plan: Plan) -> list[tuple[str, int]]:
+    """cuBLAS workspaces kept by one rank, when the card is known and the model has matrix products."""
+    gpu = plan.gpu_row
+    if plan.device != "cuda" or gpu is None or gpu.capability is None or not plan.family.multiplies:
+        return []
+    if plan.torch_version >= WORKSPACE_UNTIL:
+        return []
+    size = WORKSPACE_SINCE_HOPPER if gpu.capability >= (9, 0) else WORKSPACE_BEFORE_HOPPER
+    return [(f"cuBLAS workspace, {thread} thread", size) for thread in ("forward", "backward")]
 
 
 def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:

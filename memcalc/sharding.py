@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from memcalc.models.spec import Weight
+from memcalc.spec import Weight
 
 __all__ = ["ddp_buckets", "dim0_padded", "greedy_partition"]
 

@@ -21,8 +21,8 @@ from math import prod
 
 import numpy as np
 
-from memcalc.models.spec import Weight
 from memcalc.precision import DTYPE_BYTES
+from memcalc.spec import Weight
 from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton
 
 __all__ = ["Node", "Storage", "Tape", "Tensor"]

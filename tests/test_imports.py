@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors", "units", "files"],
     ["catalog"],
-    ["precision", "hardware", "timeline", "models.spec"],
+    ["precision", "hardware", "timeline", "spec"],
     ["machine"],
     ["tape"],
     ["ops", "attention"],
@@ -27,13 +27,13 @@ LAYERS = [
     ["parallel"],
     ["ledger"],
     ["estimate"],
-    ["throughput", "recommend", "measurement", "compare", "supervise", "failure", "launch", "validate"],
+    ["throughput", "reasons", "recommend", "measurement", "compare", "supervise", "failure", "launch", "validate"],
     ["tables"],
     ["cli"],
     ["__main__"],
 ]
 ALLOWED = {"memcalc": {"click", "tabulate", "numpy", "memcalc"}, "trainers": {"numpy", "torch", "memcalc", "trainers"}}
-OPTIONAL = {"trainers": {"tokenizers", "safetensors"}}  # imported inside the function that needs them
+OPTIONAL = {"trainers": {"PIL", "safetensors", "tokenizers"}}  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])
 
@@ -141,3 +141,16 @@ def test_importing_memcalc_is_light() -> None:
     code = "import memcalc\nprint(sorted({'torch', 'numpy', 'click', 'tabulate'} & set(sys.modules)))"
     done = run(code)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_any_module_can_be_imported_first() -> None:
+    modules = [dotted(path) for path in FILES if dotted(path).startswith("memcalc") and path.name != "__main__.py"]
+    code = """
+from importlib import import_module
+for module in sys.argv[1:]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "memcalc"]:
+        del sys.modules[name]
+    import_module(module)
+"""
+    done = run(code, *modules)
+    assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ from memcalc.models.llama import LLAMA
 from memcalc.models.mlp import MLP
 from memcalc.models.named import MODELS
 from memcalc.models.size import SIZE
-from memcalc.models.spec import HEAD, ROOT, Model, Weight
+from memcalc.spec import HEAD, ROOT, Model, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
-from memcalc.models.spec import Model
+from memcalc.spec import Model
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.models.spec import Model, Weight
+from memcalc.spec import Model, Weight
 from memcalc.tape import Tape, Tensor
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ class Family:
     summary: str
     reads: str
     """What one sample is: ``tokens``, ``features`` or nothing that is known."""
+    multiplies: bool = True
+    """Its matrix products are known, so that cuBLAS takes a workspace for them."""
     check: Callable[[Model, Plan], None]
     """Raises PlanError when the numbers do not fit together."""
     weights: Callable[[Model], list[Weight]]

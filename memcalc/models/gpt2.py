@@ -9,7 +9,7 @@ from memcalc import ops
 from memcalc.attention import attention as attend
 from memcalc.models.checks import heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
-from memcalc.models.spec import HEAD, Model, Weight
+from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from memcalc import ops
 from memcalc.errors import PlanError
 from memcalc.models.checks import positive
 from memcalc.models.family import Block, Family
-from memcalc.models.spec import HEAD, Model, Weight
+from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
 
 if TYPE_CHECKING:

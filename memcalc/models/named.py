@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.catalog import Catalog
-from memcalc.models.spec import Model
+from memcalc.spec import Model
 
 __all__ = ["MODELS"]
 

@@ -9,7 +9,7 @@ from memcalc import ops
 from memcalc.errors import PlanError
 from memcalc.models.checks import positive
 from memcalc.models.family import Block, Family
-from memcalc.models.spec import Model, Weight
+from memcalc.spec import Model, Weight
 from memcalc.tape import Tape, Tensor
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ SIZE = Family(
     name="size",
     summary="known by its parameter count alone",
     reads="features",
+    multiplies=False,
     check=check,
     weights=weights,
     enter=enter,
