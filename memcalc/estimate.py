@@ -182,8 +182,9 @@ def assumptions(plan: Plan) -> list[str]:
         return said
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
     if plan.model.family != "size":
-        said.append(f"attention by the {plan.kernel} kernel" if plan.tokens else "matrix products without a workspace")
-    said.append("workspaces of cuBLAS and cuDNN are not counted in allocated (8 MiB to 64 MiB by card)")
+        said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
+    if plan.gpu is None and plan.model.family != "size":
+        said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
     low, high = RESERVED_OVER_ALLOCATED[plan.strategy_row.gathers]
     said.append(f"reserved is {low:.2f} to {high:.2f} of allocated and one 20 MiB segment, until measured")
     if plan.gpu is None:
