@@ -41,6 +41,8 @@ class Training:
 
     data: Path | None = None
     """Text, tokens or images; None reads the source files of the Python installation itself."""
+    tokenizer: Path | None = None
+    """A ``tokenizers`` JSON; without one the bytes of a text are its tokens."""
     steps: int = 20
     seed: int = 0
     learning_rate: float = 3e-4
@@ -66,6 +68,10 @@ class Training:
             raise InputError(f"clip {self.clip} must be at least 0 (0 switches it off) and finite")
         if self.data is not None and not self.data.exists():
             raise FileError(f"data {self.data} does not exist; give a text file, a folder, or leave --data out")
+        if self.tokenizer is not None and not self.tokenizer.is_file():
+            raise FileError(
+                f"tokenizer {self.tokenizer} does not exist; give a tokenizers JSON, or leave --tokenizer out"
+            )
 
     def arguments(self) -> list[str]:
         """The options as the trainers take them.
@@ -75,8 +81,9 @@ class Training:
         """
         names = ("steps", "seed", "learning_rate", "clip", "eval_every", "checkpoint_every", "measure_steps")
         words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
-        if self.data is not None:
-            words += ["--data", str(self.data)]
+        for name in ("data", "tokenizer"):
+            if getattr(self, name) is not None:
+                words += [f"--{name}", str(getattr(self, name))]
         return [*words, "--resume"] if self.resume else words
 
 

@@ -10,6 +10,7 @@ import click
 from memcalc.cli.compare import compare_table, summary
 from memcalc.compare import compare_run
 from memcalc.launch import Run, Training, launch
+from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 
 __all__ = ["command", "run_and_show"]
@@ -32,6 +33,9 @@ Ctrl-C stops all ranks; a second one kills them at once.
     type=click.Path(path_type=Path),
     metavar="PATH",
     help="Text file or a folder of them, uint16 .bin, images in class folders or .npy; default: Python's own source files.",
+)
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path), metavar="JSON", help="A tokenizers file; default: bytes are tokens."
 )
 @click.option("--steps", type=int, default=20, show_default=True, help="Optimizer steps in all.")
 @click.option(
@@ -62,7 +66,7 @@ def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
     click.echo(results(run, comparison.measurement))
 
 
-def results(run: Run, measurement: Any) -> str:
+def results(run: Run, measurement: Measurement) -> str:
     """Evaluation loss, speed and where the weights and the newest checkpoint are."""
     checkpoints = sorted(
         (run.out / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))
