@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memcalc.estimate import Estimate, Range, estimate
+from memcalc.ledger import skeleton
 from memcalc.measurement import Measurement, RankMeasurement
-from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+from memcalc.plan import Plan
+from memcalc.timeline import CATEGORIES, MOMENTS
 
-__all__ = ["Comparison", "Row", "STATES", "compare", "compare_run"]
+__all__ = ["STATES", "Comparison", "Row", "compare", "compare_run", "exact"]
 
 STATES = ("parameters", "gradients", "optimizer")
 """Categories whose tensors the training loop can name, so that their bytes are known exactly."""
@@ -93,9 +95,16 @@ def compare(estimated: Estimate, measured: Measurement) -> Comparison:
     return Comparison(estimate=estimated, measurement=measured, fullest=fullest, rows=rows)
 
 
-def held(timeline: Timeline, category: str) -> int:
-    """Bytes of one category when it is complete: the most that is alive at any point of the step."""
-    return max(timeline.at_moment(moment, category) for moment in MOMENTS)
+def exact(plan: Plan, category: str) -> int:
+    """Bytes of one category between backward and step, as the tensors have them before an allocator rounds them up.
+
+    >>> from memcalc.models import MODELS
+    >>> exact(Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1), "parameters") == 4 * 124_439_808
+    True
+    """
+    timeline = replace(skeleton(plan), block=1).at(plan.micro_batch)
+    before = timeline.moment < MOMENTS.index("step")
+    return int(timeline.delta[before & (timeline.category == CATEGORIES.index(category))].sum())
 
 
 def _rank(estimated: Estimate, rank: RankMeasurement) -> Iterator[Row]:
@@ -105,7 +114,7 @@ def _rank(estimated: Estimate, rank: RankMeasurement) -> Iterator[Row]:
             high=low if high is None else high, measured=measured, instrument=rank.instrument,
         )  # fmt: skip
 
-    states = {category: held(estimated.timeline, category) for category in STATES}
+    states = {category: exact(estimated.plan, category) for category in STATES}
     yield row("allocated", "all", "peak", estimated.peak.bytes, rank.allocated_peak)
     for moment in MOMENTS:
         if moment in rank.by_moment and moment in estimated.peak.by_moment:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from memcalc.cli.app import app
-from memcalc.compare import REST, STATES, Comparison, Row, compare, compare_run, held
+from memcalc.compare import REST, STATES, Comparison, Row, compare, compare_run, exact
 from memcalc.errors import FileError
 from memcalc.estimate import estimate
 from memcalc.measurement import Measurement, RankMeasurement
@@ -26,8 +26,8 @@ ESTIMATE = estimate(PLAN)
 
 def rank(number: int, **changes: object) -> RankMeasurement:
     """A rank on which everything is exactly as estimated, but for the changes."""
-    states = {category: held(ESTIMATE.timeline, category) for category in STATES}
-    exact = RankMeasurement(
+    states = {category: exact(PLAN, category) for category in STATES}
+    same = RankMeasurement(
         rank=number,
         instrument="test scales",
         moment=ESTIMATE.peak.moment,
@@ -35,7 +35,7 @@ def rank(number: int, **changes: object) -> RankMeasurement:
         by_moment=dict(ESTIMATE.peak.by_moment),
         **states,
     )
-    return replace(exact, **changes)  # type: ignore[arg-type]
+    return replace(same, **changes)  # type: ignore[arg-type]
 
 
 def measurement(*ranks: RankMeasurement) -> Measurement:
@@ -64,6 +64,13 @@ def test_an_exact_run_has_no_error() -> None:
     assert same.states_equal()
     assert {row.error_bytes for row in same.rows} == {0}
     assert {row.instrument for row in same.rows} == {"test scales"}
+
+
+def test_states_are_compared_before_an_allocator_rounds_them_up() -> None:
+    plan = replace(PLAN, device="cuda", strategy="single", ranks=1)
+    parameters = sum(weight.numel for weight in plan.family.weights(plan.model))
+    assert exact(plan, "parameters") == exact(plan, "gradients") == 4 * parameters
+    assert exact(plan, "optimizer") == 8 * parameters
 
 
 def test_every_rank_meter_moment_and_category_has_its_row() -> None:
