@@ -71,5 +71,5 @@ if __name__ == "__main__":
         old = page.read_text(encoding="utf-8")
         new = refreshed(old, machine="--machine" in sys.argv)
         if new != old:
-            sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), "old", page.name))
             page.write_text(new, encoding="utf-8")
+            sys.stdout.writelines(difflib.unified_diff(old.splitlines(True), new.splitlines(True), "old", page.name))
