@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from memcalc.errors import UnknownNameError
 
@@ -29,16 +29,22 @@ class Catalog(Mapping[str, Row], Generic[Row]):
         self._rows = {row.name: row for row in rows}
         self._aliases = dict(aliases or {})
 
-    def __getitem__(self, name: str) -> Row:
+    def _key(self, name: object) -> str:
         key = str(name).strip().lower()
-        key = self._aliases.get(key, key)
+        return self._aliases.get(key, key)
+
+    def __getitem__(self, name: str) -> Row:
         try:
-            return self._rows[key]
+            return self._rows[self._key(name)]
         except KeyError:
             raise UnknownNameError(self.kind, str(name), self._rows) from None
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and (self._aliases.get(name.lower(), name.lower()) in self._rows)
+        return isinstance(name, str) and self._key(name) in self._rows
+
+    def get(self, name: str, default: Any = None) -> Any:
+        # Mapping.get expects a KeyError.
+        return self[name] if name in self else default
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

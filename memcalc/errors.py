@@ -41,7 +41,7 @@ class UnknownNameError(InputError):
         near = difflib.get_close_matches(name.lower(), self.known, n=1, cutoff=0.5)
         self.nearest = near[0] if near else None
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
-        super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(self.known)}")
+        super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(self.known) or 'none'}")
 
 
 class PlanError(InputError):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from memcalc.errors import FileError, shorten
 
@@ -29,19 +31,28 @@ def read_text(path: Path) -> str:
 
 
 def read_json(source: Path | str, name: str) -> Any:
-    """Parsed JSON from a path, or from text. Raises FileError; ``NaN`` and duplicate surprises included."""
+    """Parsed JSON from a path, or from text. Raises FileError, also for NaN, 1e400 and a key that stands twice."""
     text = read_text(source) if isinstance(source, Path) else source
     if not text.strip():
         raise FileError(f"{name} is empty; expected JSON")
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise FileError(f"{name} is not valid JSON: {_cause(error)}") from None
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write through a temporary neighbour and a rename, so that readers see the old file or the new one."""
+    """Write through a temporary neighbour and a rename, so that readers see the old file or the new one.
+
+    A link stays one: its target is written. Raises FileError.
+    """
     try:
+        # A rename would put a file in the place of a device such as /dev/null.
+        if path.exists() and not path.is_file():
+            raise FileError(
+                f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}; give the name of a file"
+            )
+        path = path.resolve()
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -53,12 +64,25 @@ def write_text(path: Path, text: str) -> None:
         except BaseException:
             os.unlink(temporary)
             raise
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be written: {_cause(error)}") from None
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not a number JSON knows")
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{shorten(constant)} is not a finite number")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _refuse(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, n in Counter(key for key, _ in pairs).items() if n > 1)
+        raise ValueError(f"the key {shorten(twice)} stands twice")
+    return found
 
 
 def _cause(error: BaseException) -> str:
@@ -66,4 +90,5 @@ def _cause(error: BaseException) -> str:
         return error.strerror.lower()
     if isinstance(error, UnicodeError):
         return "it is not UTF-8 text"
-    return shorten(str(error).split("\n")[0], 100).strip("'\"") or type(error).__name__
+    text = shorten(str(error).split("\n")[0], 100)
+    return text[1:].removesuffix(text[0]) or type(error).__name__

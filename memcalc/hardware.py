@@ -33,11 +33,11 @@ def _oom(hundredths: int) -> int:
 _CONTEXT = Bounds(256 * MIB, 680 * MIB)
 
 # NCCL, per communicator: 12 MiB a channel (buffers in NCCL src/init.cc; 10485760 + 2097152 B seen in NCCL#1685).
-_PCIE = Bounds(2 * 12 * MIB, 24 * 12 * MIB)  # 2 channels, one for each direction of a ring, up to 24
+_PCIE = Bounds(2 * 12 * MIB, 24 * 12 * MIB)  # nothing published; assumed: 2 channels (a ring each way) to 24
 _NVLINK = Bounds(2 * 12 * MIB, 544 * 10**6)  # nothing published for V100: bounded by A100's
 _NVLINK_A100 = Bounds(544 * 10**6, 688 * 10**6)  # NCCL#964, 2 ranks and 4 ranks
 _NVLINK_H100 = Bounds(688 * 10**6, 1060 * 10**6)  # NCCL#964 below, NCCL#1685 above
-_XGMI = Bounds(650 * MIB, 1024 * MIB)  # RCCL, LUMI-AI-Guide#111: 0.65 GiB each, 1 GiB the first
+_XGMI = Bounds(665 * MIB, 1024 * MIB)  # RCCL, LUMI-AI-Guide#111: 0.65 GiB each, 1 GiB the first
 
 # Links inside a node, bytes/s one rank sends in one direction. Data sheets name the sum of both directions.
 _GEN3, _GEN4, _GEN5 = 16e9, 32e9, 64e9  # PCIe x16

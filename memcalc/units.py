@@ -7,7 +7,7 @@ Inside memcalc a size is a whole number of bytes. Decimal units (kB, MB, GB = 10
 from __future__ import annotations
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 
 from memcalc.errors import InputError, shorten
 
@@ -17,21 +17,32 @@ DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10
 BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
 _SIZES = {unit.lower(): factor for unit, factor in (DECIMAL | BINARY).items()}
 _COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
-_NUMBER = re.compile(r"\s*([+-]?[\d_.]+(?:e[+-]?\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"\s*([+-]?(?:\d+(?:_\d+)*)?(?:\.\d*)?(?:e[+-]?\d+)?)\s*([a-z]*)\s*",
+    re.IGNORECASE | re.ASCII,
+)
 _LARGEST = 10**18  # an exabyte, or a quintillion parameters: past it an input is a slip, not a size
+# Digits enough to be exact for any text of _LONGEST characters; what is beyond the exponents becomes 0 or infinity.
+_EXACT = Context(prec=80, traps=[InvalidOperation])
+_LONGEST = 40
 
 
-def _read(text: str, units: dict[str, int], what: str, example: str) -> int:
-    match = _NUMBER.fullmatch(text) if len(text) <= 40 else None
+def _read(text: str, units: dict[str, int], what: str, example: str) -> tuple[Decimal, int]:
+    """The value and the factor of its unit."""
+    match = _NUMBER.fullmatch(text) if len(text) <= _LONGEST else None
     factor = units.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise InputError(f"{what} {shorten(text)} cannot be read; write it like {example}")
     try:
-        value = Decimal(match[1].replace("_", "")) * factor
+        value = _EXACT.multiply(_EXACT.create_decimal(match[1].replace("_", "")), Decimal(factor))
     except InvalidOperation:
         raise InputError(f"{what} {shorten(text)} cannot be read; write it like {example}") from None
     if not 0 < value <= _LARGEST:
         raise InputError(f"{what} {shorten(text)} must be more than 0 and at most 1e18")
+    return value, factor
+
+
+def _whole(value: Decimal, text: str, what: str) -> int:
     if value != value.to_integral_value():
         raise InputError(f"{what} {shorten(text)} is not a whole number")
     return int(value)
@@ -40,10 +51,13 @@ def _read(text: str, units: dict[str, int], what: str, example: str) -> int:
 def parse_bytes(text: str, what: str = "size") -> int:
     """Bytes from text; a bare number is bytes, GB is 10**9 and GiB is 2**30. Raises InputError.
 
+    Larger units give the nearest byte, since 79.15 GiB is how tools print sizes; parts of one byte are refused.
+
     >>> parse_bytes("64KB"), parse_bytes("80 GiB"), parse_bytes("1.5gb")
     (64000, 85899345920, 1500000000)
     """
-    return _read(text, {**_SIZES, "": 1}, what, "64KB, 1.5GB or 80GiB")
+    value, factor = _read(text, {**_SIZES, "": 1}, what, "64KB, 1.5GB or 80GiB")
+    return round(value) if factor > 1 and value >= 1 else _whole(value, text, what)
 
 
 def parse_count(text: str, what: str = "count") -> int:
@@ -52,7 +66,8 @@ def parse_count(text: str, what: str = "count") -> int:
     >>> parse_count("1e9"), parse_count("7b"), parse_count("124M"), parse_count("1_000")
     (1000000000, 7000000000, 124000000, 1000)
     """
-    return _read(text, _COUNTS, what, "1e9, 7b, 124M or 1_000_000")
+    value, _ = _read(text, _COUNTS, what, "1e9, 7b, 124M or 1_000_000")
+    return _whole(value, text, what)
 
 
 def format_bytes(count: int, *, binary: bool = False) -> str:
@@ -62,7 +77,8 @@ def format_bytes(count: int, *, binary: bool = False) -> str:
     ('16 GB', '14.901 GiB', '0 B')
     """
     units = BINARY if binary else DECIMAL
-    unit = next((u for u in reversed(units) if abs(count) >= units[u]), "B")
+    # The unit is chosen after rounding: 999,999,999 B are 1 GB, not 1000 MB.
+    unit = next((u for u in reversed(units) if round(abs(count) / units[u], 3) >= 1), "B")
     text = f"{count / units[unit]:.3f}".rstrip("0").rstrip(".")
     return f"{text} {unit}"
 
