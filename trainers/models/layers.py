@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -32,9 +34,14 @@ def _eager(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    future = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).triu(1)
-    probabilities = scores.masked_fill_(future, float("-inf")).softmax(dim=-1)
+    probabilities = scores.masked_fill_(_future(q.shape[-2], q.device), float("-inf")).softmax(dim=-1)
     return F.dropout(probabilities, dropout, training=dropout > 0) @ v
+
+
+@lru_cache(maxsize=1)  # one mask for all layers and steps
+def _future(tokens: int, device: torch.device) -> Tensor:
+    """``[tokens, tokens]``, true where a query must not look."""
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
 
 
 def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:

@@ -1,0 +1,80 @@
+"""One rank of a run: ``torchrun --standalone --nproc-per-node RANKS -m trainers PLAN.json OUT``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from memcalc.errors import MemcalcError
+from memcalc.plan import Plan
+from trainers.process import Rank, exit_on_signals, join, log_to_file, report
+from trainers.settings import Settings
+
+__all__ = ["main"]
+
+
+@click.command(help="Train the plan in PLAN on the ranks torchrun started; everything it leaves is in OUT.")
+@click.argument("plan", type=click.Path(path_type=Path))
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--data", type=click.Path(path_type=Path), help="Text, a folder of texts, a uint16 .bin, or images.")
+@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizers JSON; bytes are the tokens without one.")
+@click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option("--learning-rate", type=float, default=3e-4, show_default=True)
+@click.option("--clip", type=float, default=1.0, show_default=True, help="Largest gradient norm; 0 switches it off.")
+@click.option("--eval-every", type=click.IntRange(min=0), default=0, help="Steps; 0 evaluates at the end only.")
+@click.option("--checkpoint-every", type=click.IntRange(min=0), default=0, help="Steps; 0 saves at the end only.")
+@click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in OUT.")
+@click.option("--measure-steps", type=click.IntRange(min=0), default=3, show_default=True, help="How many first steps are metered.")
+def main(plan: Path, out: Path, **options: object) -> None:
+    """Run one rank; any error ends in one line, a log and ``OUT/errors/rank-R.json``."""
+    place = Rank.from_environment()
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read when torch is imported; its profiler prints otherwise
+    terminal = sys.stderr.fileno()
+    try:
+        terminal = log_to_file(out / "logs" / f"rank-{place.rank}.log")
+        exit_on_signals()
+        code = _run(plan, out, place, Settings(**options), terminal)  # type: ignore[arg-type]
+    except MemcalcError as error:  # the log itself cannot be written
+        os.write(terminal, f"error: {error}\n".encode())
+        code = error.exit_code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # A failed collective leaves threads that would wait for ranks that are gone.
+    os._exit(code)
+
+
+def _run(path: Path, out: Path, place: Rank, settings: Settings, terminal: int) -> int:
+    moment = "init"
+    try:
+        from trainers.loop import Moments, train
+
+        at = Moments()
+        try:
+            plan = Plan.load(path)
+            with join(place, plan.device, settings.seed) as process:
+                train(plan, settings, process, out=out, say=_say(process.first), at=at)
+        finally:
+            moment = at.moment
+    except BaseException as error:
+        line = report(error, out=out, rank=place.rank, moment=moment)
+        os.write(terminal, f"{line}\n".encode())
+        return error.exit_code if isinstance(error, MemcalcError) else 1
+    return 0
+
+
+def _say(first: bool) -> Callable[[str], None]:
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+        if first:
+            print(line, flush=True)
+
+    return say
+
+
+if __name__ == "__main__":
+    main()

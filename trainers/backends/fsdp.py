@@ -1,0 +1,58 @@
+"""Parameters, gradients and states divided by rows (FSDP2); blocks are gathered when they are used.
+
+torchrun --standalone --nproc-per-node 2 -m trainers PLAN.json OUT   # "strategy": "fsdp-full-shard" or "fsdp-shard-grad-op"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from memcalc.plan import Plan
+from trainers import optimizers
+from trainers.backends import Prepared, device_of
+from trainers.models import dtype_of, materialise, units
+
+__all__ = ["prepare"]
+
+
+def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
+    """``fully_shard`` each block, then the rest as the root; only shards are ever given memory."""
+    precision = plan.precision_row
+    policy = MixedPrecisionPolicy()
+    if precision.autocast:
+        policy = MixedPrecisionPolicy(param_dtype=dtype_of(precision.compute), reduce_dtype=torch.float32)
+    # The root is never resharded between forward and backward by default: it would be gathered again at once.
+    keep = {} if plan.strategy_row.reshards else {"reshard_after_forward": False}
+    for unit in units(model, plan):
+        fully_shard(unit, mesh=mesh, mp_policy=policy, **keep)
+    root = fully_shard(model, mesh=mesh, mp_policy=policy, **keep)
+    materialise(model, plan, device_of(mesh), seed)
+    optimizer = optimizers.make(model.parameters(), plan)
+
+    @contextmanager
+    def accumulate() -> Iterator[None]:
+        root.set_requires_gradient_sync(False)
+        try:
+            yield
+        finally:
+            root.set_requires_gradient_sync(True)
+
+    def reshard() -> None:
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+
+    return Prepared(
+        model=model,
+        optimizer=optimizer,
+        states=optimizer,
+        accumulate=accumulate,
+        reshard=reshard,
+        casts_itself=True,
+    )

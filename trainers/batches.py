@@ -1,0 +1,62 @@
+"""Samples to micro batches on a rank's device, the same samples in the same step for every number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import DistributedSampler
+
+from memcalc.plan import Plan
+from trainers import data
+from trainers.models import dtype_of
+from trainers.process import Process
+from trainers.settings import Settings
+
+__all__ = ["Batches"]
+
+
+class Batches:
+    """Micro batches on this rank's device. Rank r of N takes rows r::N, so a step's samples do not depend on N."""
+
+    def __init__(self, plan: Plan, settings: Settings, process: Process) -> None:
+        self.plan, self.device = plan, process.device
+        self.samples = data.load(plan, settings.data, settings.tokenizer)
+        what = f"{plan.micro_batch} a rank x {plan.accumulation} micro batches x {plan.ranks} ranks"
+        self.training, self.held_out = data.split(self.samples, per_step=plan.global_batch, what=what)
+        self.sampler: DistributedSampler[int] = DistributedSampler(
+            self.training, process.world, process.rank, seed=settings.seed, drop_last=True  # type: ignore[arg-type]
+        )
+        self.per_epoch = len(self.training) // plan.global_batch
+        self.epoch, self.order = -1, np.empty(0, np.int64)
+        reads = plan.family.reads == "tokens"
+        self.dtype = torch.int64 if reads else dtype_of(plan.precision_row.weights)
+
+    def seek(self, step: int) -> None:
+        """Shuffle anew when a step begins an epoch."""
+        if step // self.per_epoch != self.epoch:
+            self.epoch = step // self.per_epoch
+            self.sampler.set_epoch(self.epoch)
+            self.order = np.fromiter(self.sampler, np.int64)
+
+    def get(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of one micro batch of a step."""
+        size = self.plan.micro_batch
+        first = (step % self.per_epoch * self.plan.accumulation + micro) * size
+        return self.at(self.training[self.order[first : first + size]])
+
+    def at(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of some samples."""
+        inputs, targets = self.samples.take(indices)
+        return self._send(inputs, self.dtype), self._send(targets, torch.int64)
+
+    def _send(self, array: NDArray[Any], dtype: torch.dtype) -> Tensor:
+        # numpy's memory is not the CPU allocator's, so this tensor is all that an instrument sees.
+        tensor = torch.empty(array.shape, dtype=dtype, device=self.device)
+        source = torch.from_numpy(array)
+        if self.device.type == "cuda":
+            source = source.to(dtype).pin_memory()
+        return tensor.copy_(source, non_blocking=True)

@@ -1,0 +1,141 @@
+"""Sharded checkpoints that are either complete or ignored, and the final weights.
+
+    OUT/checkpoints/step-N/           every rank's part, written by torch.distributed.checkpoint
+    OUT/checkpoints/step-N/done.json  written last, by rename: without it the folder does not count
+    OUT/weights/model.pt              name → full tensor; read it with torch.load(path, weights_only=True)
+
+Tensors are stored under the names of the model's weights, whatever wrapped them, so a run can be resumed
+with another strategy or number of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
+
+from memcalc.errors import FileError, PlanError, shorten
+from memcalc.files import read_json, write_text
+from memcalc.plan import Plan
+from trainers.backends import Prepared
+from trainers.process import Process
+
+__all__ = ["Resumed", "load", "newest", "parameters", "save", "save_weights"]
+
+_MARKER = "done.json"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a resumed run goes on: the next step, the losses so far, and the state of the loss scaler."""
+
+    step: int
+    losses: list[float | None]
+    scaler: dict[str, Any]
+
+
+def parameters(prepared: Prepared, plan: Plan) -> dict[str, Tensor]:
+    """The model's parameters by the names of its weights: wrappers rename them, but keep their order."""
+    names = [weight.name for weight in plan.family.weights(plan.model)]
+    return dict(zip(names, prepared.model.parameters(), strict=True))
+
+
+def _state(prepared: Prepared, plan: Plan) -> dict[str, Any]:
+    named = parameters(prepared, plan)
+    held = prepared.states.state
+    optimizer = {
+        name: {key: value for key, value in held[parameter].items() if isinstance(value, Tensor)}
+        for name, parameter in named.items()
+        if parameter in held
+    }
+    return {"model": named, "optimizer": {name: state for name, state in optimizer.items() if state}}
+
+
+def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progress: Resumed) -> None:
+    """Write checkpoint ``folder/step-N`` together with all ranks. Raises FileError."""
+    path = folder / f"step-{progress.step}"
+    if process.first:
+        shutil.rmtree(path, ignore_errors=True)
+    dist.barrier()
+    try:
+        dcp.save(_state(prepared, plan), checkpoint_id=path)
+    except (CheckpointException, OSError) as error:
+        raise FileError(f"checkpoint {path} cannot be written: {_cause(error)}") from error
+    if process.first:
+        marker = dataclasses.asdict(progress) | {"model": dataclasses.asdict(plan.model), "optimizer": plan.optimizer}
+        write_text(path / _MARKER, json.dumps(marker) + "\n")
+    dist.barrier()
+
+
+def newest(folder: Path) -> Path | None:
+    """The complete checkpoint of the latest step, if there is one."""
+    found = {
+        int(match[1]): path
+        for path in folder.glob("step-*")
+        if (match := re.fullmatch(r"step-(\d+)", path.name)) and (path / _MARKER).exists()
+    }
+    return found[max(found)] if found else None
+
+
+def load(path: Path, prepared: Prepared, plan: Plan) -> Resumed:
+    """Fill model and optimizer from a checkpoint. Raises FileError, and PlanError when it is of another model."""
+    marker = read_json(path / _MARKER, str(path / _MARKER))
+    if marker.get("model") != dataclasses.asdict(plan.model) or marker.get("optimizer") != plan.optimizer:
+        raise PlanError(f"{path} was saved by a run with another model or optimizer; a resumed run keeps both")
+    _make_states(prepared, plan)
+    try:
+        dcp.load(_state(prepared, plan), checkpoint_id=path)
+    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+        raise FileError(f"checkpoint {path} cannot be read: {_cause(error)}") from error
+    return Resumed(step=marker["step"], losses=marker["losses"], scaler=marker["scaler"])
+
+
+def _make_states(prepared: Prepared, plan: Plan) -> None:
+    """Let the optimizer make its states, which are then overwritten: a step of length 0 along gradients of 0."""
+    for group in prepared.optimizer.param_groups:
+        group["lr"] = 0.0
+    for parameter in prepared.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    prepared.optimizer.step()
+    prepared.optimizer.zero_grad(set_to_none=True)
+
+
+def save_weights(path: Path, prepared: Prepared, plan: Plan, process: Process) -> None:
+    """Gather the weights one by one and let the first rank write them. Raises FileError."""
+    full: dict[str, Tensor] = {}
+    for name, parameter in parameters(prepared, plan).items():
+        tensor = parameter.detach()
+        tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if process.first:
+            full[name] = tensor.cpu().clone()
+    if not process.first:
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(full, temporary)
+        os.replace(temporary, path)
+    except (OSError, RuntimeError) as error:  # torch's zip writer reports a full disk as a RuntimeError
+        temporary.unlink(missing_ok=True)
+        raise FileError(f"weights {path} cannot be written: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """The root of an error in one line; torch's names every rank in a traceback of its own."""
+    if isinstance(error, CheckpointException) and error.failures:
+        failure = next(iter(error.failures.values()))
+        error = failure[0] if isinstance(failure, tuple) else failure
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror.lower()
+    return shorten(str(error).strip().split("\n")[0], 150)

@@ -1,0 +1,263 @@
+"""What a run trains on, as fixed samples that every rank sees in the same order.
+
+    none given      the text of the Python installation's own source files
+    text            a file or a folder of them; bytes are tokens, or a ``tokenizers`` JSON makes them
+    NAME.bin        token ids as uint16, as nanoGPT's prepare scripts write them
+    images          for the mlp: a folder of class folders (.npy or pictures), or with images.npy and labels.npy
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from memcalc.errors import FileError, InputError, shorten
+from memcalc.plan import Plan
+
+__all__ = ["Samples", "load", "split"]
+
+_DEFAULT_BYTES = 4 * 2**20
+_PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
+_EVALUATED = 128  # samples at most; enough for a stable mean, few enough to be quick
+
+Pair = tuple[NDArray[np.generic], NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Samples:
+    """``count`` samples; ``take(indices)`` gives their inputs and targets as arrays with a batch dimension."""
+
+    count: int
+    take: Callable[[NDArray[np.int64]], Pair]
+    source: str
+
+
+def load(plan: Plan, data: Path | None, tokenizer: Path | None = None) -> Samples:
+    """The samples of a plan from the files a user points at. Raises FileError and InputError, in one line."""
+    if data is not None and not data.exists():
+        raise FileError(f"data {data} does not exist")
+    if plan.family.reads != "tokens" and data is not None and _holds_images(data):
+        return _images(plan, data)
+    source = str(data) if data is not None else "the source files of this Python installation"
+    tokens = _tokens(data, tokenizer, source)
+    return _windows(plan, tokens, source) if plan.family.reads == "tokens" else _bytes_as_features(plan, tokens, source)
+
+
+def split(samples: Samples, *, per_step: int, what: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Training and evaluation samples, by index: the last tenth, at most 128, is never trained on.
+
+    ``per_step`` samples are needed for one step. Raises InputError, with ``what`` saying how the number comes about.
+    """
+    held_out = min(max(samples.count // 10, 1), _EVALUATED)
+    training = samples.count - held_out
+    if training < per_step:
+        raise InputError(
+            f"{samples.source} gives {max(training, 0)} samples to train on; one step needs {per_step} ({what}): "
+            "more data, fewer ranks or a smaller batch would do"
+        )
+    indices = np.arange(samples.count, dtype=np.int64)
+    return indices[:training], indices[training:]
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def _tokens(data: Path | None, tokenizer: Path | None, source: str) -> NDArray[np.generic]:
+    if data is not None and data.suffix == ".bin":
+        if tokenizer is not None:
+            raise InputError(f"{data} holds token ids already; leave --tokenizer out")
+        return _read_bin(data)
+    text = _python_text() if data is None else _text(data)
+    if tokenizer is None:
+        return np.frombuffer(text, dtype=np.uint8)
+    return _encode(text, tokenizer, source)
+
+
+def _read_bin(path: Path) -> NDArray[np.generic]:
+    try:
+        size = path.stat().st_size
+        if not size or size % 2:
+            raise FileError(f"{path} has {size} bytes; a .bin of uint16 token ids has an even number above 0")
+        return np.memmap(path, dtype=np.uint16, mode="r")
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _python_text() -> bytes:
+    """The standard library's top-level modules in alphabetical order, up to 4 MiB."""
+    folder = Path(sysconfig.get_paths()["stdlib"])
+    text = _join(sorted(folder.glob("*.py")), _DEFAULT_BYTES)
+    if not text:
+        raise FileError(f"this Python installation has no source files in {folder}; give a text with --data")
+    return text
+
+
+def _text(data: Path) -> bytes:
+    """One file, or all text files below a folder in alphabetical order."""
+    if data.is_file():
+        text = _join([data])
+        if not text:
+            raise FileError(f"{data} is empty")
+        if b"\0" in text:
+            raise FileError(f"{data} is not text; give text, a .bin of uint16 token ids or a folder")
+        return text
+    if not data.is_dir():
+        raise FileError(f"{data} is neither a file nor a folder")
+    hidden = [path for path in data.rglob("*") if any(part.startswith(".") for part in path.relative_to(data).parts)]
+    text = _join(sorted(set(path for path in data.rglob("*") if path.is_file()) - set(hidden)))
+    if not text:
+        raise FileError(f"{data} holds no text files")
+    return text
+
+
+def _join(paths: list[Path], limit: int | None = None) -> bytes:
+    parts, size = [], 0
+    for path in paths:
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise FileError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from None
+        if b"\0" in content and len(paths) > 1:
+            continue  # not a text among texts
+        parts.append(content)
+        size += len(content)
+        if limit is not None and size >= limit:
+            break
+    return b"".join(parts)[:limit]
+
+
+def _encode(text: bytes, path: Path, source: str) -> NDArray[np.generic]:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        raise InputError("--tokenizer needs the package tokenizers: pip install 'gpu-memcalc[hf]'") from None
+    if not path.is_file():
+        raise FileError(f"tokenizer {path} does not exist")
+    try:
+        ids = Tokenizer.from_file(str(path)).encode(text.decode("utf-8", errors="replace")).ids
+    except Exception as error:  # the library raises bare Exception
+        raise FileError(f"tokenizer {path} cannot be used: {shorten(str(error), 100)}") from None
+    if not ids:
+        raise FileError(f"tokenizer {path} makes no tokens of {source}")
+    return np.array(ids, dtype=np.int64)
+
+
+def _windows(plan: Plan, tokens: NDArray[np.generic], source: str) -> Samples:
+    length, vocab = plan.tokens, plan.model.vocab
+    largest = int(tokens.max())
+    if largest >= vocab:
+        raise InputError(f"{source} holds token {largest}, but {plan.model.name} has a vocabulary of {vocab} (0 to {vocab - 1})")
+    count = (len(tokens) - 1) // length
+    if count < 2:
+        raise InputError(f"{source} has {len(tokens):,} tokens; at least {2 * length + 1:,} are needed for samples of {length}")
+    offsets = np.arange(length)
+
+    def take(indices: NDArray[np.int64]) -> Pair:
+        places = indices[:, None] * length + offsets
+        return tokens[places].astype(np.int64), tokens[places + 1].astype(np.int64)
+
+    return Samples(count=count, take=take, source=source)
+
+
+# -- features --------------------------------------------------------------------------------------
+
+
+def _bytes_as_features(plan: Plan, tokens: NDArray[np.generic], source: str) -> Samples:
+    """Text for a model that reads features: some tokens as numbers, and the class of the token that follows."""
+    length, classes = plan.model.features, plan.model.classes
+    scale = np.float32(max(int(tokens.max()), 1))
+    count = (len(tokens) - 1) // length
+    if count < 2:
+        raise InputError(f"{source} has {len(tokens):,} tokens; at least {2 * length + 1:,} are needed for samples of {length}")
+    offsets = np.arange(length)
+
+    def take(indices: NDArray[np.int64]) -> Pair:
+        inputs = tokens[indices[:, None] * length + offsets].astype(np.float32) / scale
+        return inputs, tokens[(indices + 1) * length].astype(np.int64) % classes
+
+    return Samples(count=count, take=take, source=source)
+
+
+def _holds_images(data: Path) -> bool:
+    if not data.is_dir():
+        return data.suffix == ".npy"
+    return (data / "images.npy").exists() or any(
+        path.suffix.lower() in (".npy", *_PICTURES) for folder in data.iterdir() if folder.is_dir() for path in folder.iterdir()
+    )
+
+
+def _images(plan: Plan, data: Path) -> Samples:
+    """Images flattened to features, values of whole numbers scaled from 0..255 to 0..1."""
+    if not data.is_dir():
+        raise InputError(f"{data} has no labels; give a folder with images.npy and labels.npy, or with one folder per class")
+    if (data / "images.npy").exists():
+        images, labels = _load_array(data / "images.npy"), _load_array(data / "labels.npy")
+    else:
+        images, labels = _class_folders(data)
+    features, classes = plan.model.features, plan.model.classes
+    if len(images) != len(labels) or labels.ndim != 1:
+        raise InputError(f"{data} has {len(images)} images and labels of shape {list(labels.shape)}; one label each is needed")
+    if len(images) < 2:
+        raise InputError(f"{data} has {len(images)} images; at least 2 are needed")
+    flat = images.reshape(len(images), -1)
+    if flat.shape[1] != features:
+        shape = "x".join(map(str, images.shape[1:]))
+        raise InputError(f"{data} has images of {shape} = {flat.shape[1]} values, but {plan.model.name} reads {features} features")
+    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes:
+        raise InputError(f"{data} has labels outside 0 to {classes - 1}, the classes of {plan.model.name}")
+    # Class folders come one after the other; a fixed shuffle puts every class on both sides of the split.
+    order = np.random.default_rng(0).permutation(len(flat))
+    scale = np.float32(255 if np.issubdtype(flat.dtype, np.integer) else 1)
+
+    def take(indices: NDArray[np.int64]) -> Pair:
+        chosen = order[indices]
+        return flat[chosen].astype(np.float32) / scale, labels[chosen].astype(np.int64)
+
+    return Samples(count=len(flat), take=take, source=str(data))
+
+
+def _load_array(path: Path) -> NDArray[np.generic]:
+    try:
+        array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise FileError(f"{path} does not exist") from None
+    except (OSError, ValueError, EOFError) as error:
+        raise FileError(f"{path} is not a numpy array: {shorten(str(error).splitlines()[0], 100)}") from None
+    if not array.ndim or not np.issubdtype(array.dtype, np.number):
+        raise FileError(f"{path} is not an array of numbers with a first dimension")
+    return array
+
+
+def _class_folders(data: Path) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+    folders = sorted(path for path in data.iterdir() if path.is_dir() and not path.name.startswith("."))
+    images: list[NDArray[np.generic]] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        for path in sorted(folder.iterdir()):
+            if path.suffix == ".npy":
+                images.append(_load_array(path))
+            elif path.suffix.lower() in _PICTURES:
+                images.append(_picture(path))
+            else:
+                continue
+            labels.append(label)
+            if images[-1].shape != images[0].shape:
+                raise InputError(f"{path} is {list(images[-1].shape)}, others are {list(images[0].shape)}; all images need one size")
+    return np.stack(images), np.array(labels, dtype=np.int64)
+
+
+def _picture(path: Path) -> NDArray[np.generic]:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise InputError(f"{path} needs the package pillow to be read; install it, or store the images as .npy") from None
+    try:
+        with Image.open(path) as image:
+            return np.asarray(image.convert("RGB"))
+    except (OSError, ValueError) as error:
+        raise FileError(f"{path} is not a picture: {shorten(str(error), 100)}") from None

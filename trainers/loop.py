@@ -1,0 +1,250 @@
+"""The one training loop: the same steps for every model and strategy."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import platform
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import memcalc
+from memcalc.errors import InputError
+from memcalc.measurement import Measurement, RankMeasurement
+from memcalc.plan import Plan
+from memcalc.units import format_bytes
+from trainers import checkpoint, meters
+from trainers.backends import Prepared, prepare
+from trainers.batches import Batches
+from trainers.checkpointing import checkpoint_blocks
+from trainers.models import build, criterion, dtype_of
+from trainers.process import Process
+from trainers.settings import Settings
+
+__all__ = ["Moments", "train"]
+
+
+class Moments:
+    """Where the loop is, for the instruments and for error messages."""
+
+    def __init__(self) -> None:
+        self.meter: meters.Meter | None = None
+        self.step, self.moment = -1, "init"
+
+    def __call__(self, step: int, moment: str) -> None:
+        self.step, self.moment = step, moment
+        if self.meter is not None:
+            self.meter.mark(step, moment)
+
+    def outside(self) -> None:
+        """Between steps: evaluation, checkpoints, logging."""
+        self(-1, "init")
+
+
+def train(
+    plan: Plan,
+    settings: Settings,
+    process: Process,
+    *,
+    out: Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    at: Moments | None = None,
+) -> Measurement:
+    """Run a plan on the ranks that joined, writing files when ``out`` is given. Raises MemcalcError.
+
+    The measurement that comes back holds this rank's memory only.
+    """
+    if plan.ranks != process.world:
+        raise InputError(f"the plan is for {plan.ranks} ranks, but {process.world} were started")
+    batches = Batches(plan, settings, process)
+    at = at or Moments()
+    resume = checkpoint.newest(out / "checkpoints") if out is not None and settings.resume else None
+    metered = min(settings.measure_steps, settings.steps) if resume is None else 0
+    if metered:
+        at.meter = meters.make(process.device, metered - 1)
+        at.outside()
+    model = build(plan)
+    checkpoint_blocks(model, plan)
+    prepared = prepare(model, plan, process.mesh, settings.seed)
+    del model
+    return _Run(plan, settings, process, batches, prepared, out, say, at, metered).run(resume)
+
+
+class _Run:
+    def __init__(
+        self, plan: Plan, settings: Settings, process: Process, batches: Batches, prepared: Prepared,
+        out: Path | None, say: Callable[[str], None], at: Moments, metered: int,
+    ) -> None:  # fmt: skip
+        self.plan, self.settings, self.process, self.batches, self.prepared = plan, settings, process, batches, prepared
+        self.out, self.say, self.at, self.metered = out, say, at, metered
+        self.criterion = criterion(plan)
+        precision, kind = plan.precision_row, process.device.type
+        self.autocast: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
+        if precision.autocast and not prepared.casts_itself:
+            self.autocast = lambda: torch.autocast(kind, dtype_of(precision.compute))
+        self.scaler = torch.amp.GradScaler(kind, enabled=precision.loss_scaling)
+        self.log_every = max(settings.steps // 20, 1)
+        self.window = torch.zeros(self.log_every, device=process.device)
+        self.losses: list[float | None] = []
+        self.evaluation_loss: float | None = None
+        self.measured: RankMeasurement | None = None
+        self.samples, self.seconds = 0, 0.0
+
+    def run(self, resume: Path | None) -> Measurement:
+        settings, first = self.settings, 0
+        if resume is not None:
+            resumed = checkpoint.load(resume, self.prepared, self.plan)
+            first, self.losses = resumed.step, list(resumed.losses)
+            self.scaler.load_state_dict(resumed.scaler)
+            self.say(f"resumed at step {first} from {resume}")
+        self.prepared.model.train()
+        started = time.perf_counter()
+        filled = 0
+        for step in range(first, settings.steps):
+            self.step(step, filled)
+            filled += 1
+            done = step + 1
+            if filled == self.log_every or done in (self.metered, settings.steps):
+                self.log(done, filled, time.perf_counter() - started)
+                filled, started = 0, time.perf_counter()
+            if done == self.metered:
+                self.read_meter()
+                started = time.perf_counter()
+            if done == settings.steps or (settings.eval_every and done % settings.eval_every == 0):
+                self.evaluate(done)
+                started = time.perf_counter()
+            if done == settings.steps or (settings.checkpoint_every and done % settings.checkpoint_every == 0):
+                self.save(done)
+                started = time.perf_counter()
+        return self.finish()
+
+    def step(self, step: int, slot: int) -> None:
+        """One optimizer step. Nothing that lives on the device outlasts it but the batch and what was there before."""
+        plan, prepared, at = self.plan, self.prepared, self.at
+        self.batches.seek(step)
+        if plan.dropout:
+            # Dropout differs by step and rank, and a resumed run meets the same masks.
+            torch.manual_seed((self.settings.seed * 10**9 + step) * self.process.world + self.process.rank)
+        for micro in range(plan.accumulation):
+            at(step, "start")
+            self.inputs, self.targets = self.batches.get(step, micro)
+            last = micro == plan.accumulation - 1
+            with contextlib.nullcontext() if last else prepared.accumulate():
+                with self.autocast():
+                    at(step, "forward")
+                    output = prepared.model(self.inputs)
+                    at(step, "loss")
+                    loss = self.criterion(output, self.targets)
+                    del output
+                at(step, "backward")
+                scaled = loss / plan.accumulation if plan.accumulation > 1 else loss
+                self.scaler.scale(scaled).backward()
+                self.window[slot].add_(scaled.detach())
+                del loss, scaled
+        at(step, "step")
+        if self.at.meter is not None and step == self.metered - 1:
+            self.at.meter.states(prepared)
+        self.update(step)
+        at.outside()
+
+    def update(self, step: int) -> None:
+        """Clip, step along the gradients, and drop them."""
+        optimizer, rate = self.prepared.optimizer, self.settings.rate_at(step)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        if self.settings.clip:
+            self.scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(self.prepared.model.parameters(), self.settings.clip)
+        self.scaler.step(optimizer)
+        self.scaler.update()
+        optimizer.zero_grad(set_to_none=self.plan.set_to_none)
+
+    @torch.no_grad()
+    def evaluate(self, done: int) -> None:
+        """Mean loss over the held-out samples of all ranks, each counted once."""
+        prepared, held, size = self.prepared, self.batches.held_out, self.plan.micro_batch
+        mine = held[self.process.rank :: self.process.world]
+        prepared.model.eval()
+        total = torch.zeros(2, dtype=torch.float64, device=self.process.device)
+        for first in range(0, math.ceil(len(held) / self.process.world), size):
+            rows = mine[first : first + size]
+            # Sharded models need every rank in every forward pass; one without samples left repeats one that does not count.
+            inputs, targets = self.batches.at(rows if len(rows) else held[:1])
+            with self.autocast():
+                loss = self.criterion(prepared.model(inputs), targets)
+            total += torch.stack([loss.double() * len(rows), torch.full_like(loss, len(rows), dtype=torch.float64)])
+        dist.all_reduce(total)
+        prepared.reshard()
+        prepared.model.train()
+        self.evaluation_loss = float(total[0] / total[1])
+        self.say(f"step {done}/{self.settings.steps}  evaluation loss {self.evaluation_loss:.4f} over {len(held)} samples")
+
+    def log(self, done: int, filled: int, seconds: float) -> None:
+        """Losses since the last time, averaged over ranks; the only place where the loop waits for the device."""
+        dist.all_reduce(self.window)
+        losses = (self.window[:filled] / self.process.world).tolist()
+        self.window.zero_()
+        self.losses += [loss if math.isfinite(loss) else None for loss in losses]
+        samples = filled * self.plan.global_batch
+        if done > self.metered:
+            self.samples, self.seconds = self.samples + samples, self.seconds + seconds
+        unit, each = ("tokens", self.plan.tokens) if self.plan.tokens else ("samples", 1)
+        speed = f"{samples * each / max(seconds, 1e-9):,.0f} {unit}/s"
+        peak = self.peak()
+        memory = f"  peak {format_bytes(peak)} allocated" if peak is not None else ""
+        self.say(f"step {done}/{self.settings.steps}  loss {losses[-1]:.4f}  {speed}{memory}")
+
+    def peak(self) -> int | None:
+        """Allocated peak so far: counted on CUDA, on the CPU known from the metered steps."""
+        measured = 0 if self.measured is None else self.measured.allocated_peak
+        if self.process.device.type == "cuda":
+            measured = max(measured, torch.cuda.max_memory_allocated(self.process.device))
+        return measured or None
+
+    def read_meter(self) -> None:
+        """The metered steps are over: read the instrument and put it away."""
+        assert self.at.meter is not None
+        self.measured = self.at.meter.finish(self.prepared, self.process.rank)
+        self.at.meter = None
+        if self.out is not None:
+            folder = self.out / "measured"
+            folder.mkdir(parents=True, exist_ok=True)
+            self.measured.save(folder / f"rank-{self.process.rank}.json")
+            self.record("running")
+
+    def save(self, done: int) -> None:
+        """A checkpoint from which the run can go on."""
+        if self.out is not None:
+            progress = checkpoint.Resumed(step=done, losses=self.losses, scaler=self.scaler.state_dict())
+            checkpoint.save(self.out / "checkpoints", self.prepared, self.plan, self.process, progress)
+            self.record("running")
+
+    def finish(self) -> Measurement:
+        """The final weights and the record of the run."""
+        if self.out is not None:
+            checkpoint.save_weights(self.out / "weights" / "model.pt", self.prepared, self.plan, self.process)
+        return self.record("done")
+
+    def record(self, status: str) -> Measurement:
+        """What is known about the run so far; rank 0 writes it."""
+        device = self.process.device
+        rate = self.samples / self.seconds if self.seconds else None
+        record = Measurement(
+            plan=self.plan,
+            status=status,
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+            versions={"memcalc": memcalc.__version__, "python": platform.python_version(), "torch": torch.__version__},
+            losses=self.losses,
+            evaluation_loss=self.evaluation_loss,
+            samples_per_second=rate,
+            tokens_per_second=rate * self.plan.tokens if rate is not None and self.plan.tokens else None,
+            ranks=() if self.measured is None else (self.measured,),
+        )
+        if self.out is not None and self.process.first:
+            record.save(self.out / "run.json")
+        return record

@@ -1,0 +1,100 @@
+"""The torch modules of the families memcalc can train, written for one device."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Shard
+
+from memcalc.errors import PlanError
+from memcalc.plan import Plan
+from trainers.models.gpt2 import GPT2
+from trainers.models.layers import cross_entropy
+from trainers.models.llama import Llama
+from trainers.models.mlp import MLP
+
+__all__ = ["build", "criterion", "dtype_of", "initialise", "materialise", "units"]
+
+_MODULES: dict[str, Callable[[Plan], nn.Module]] = {"gpt2": GPT2, "llama": Llama, "mlp": MLP}
+_BLOCKS = {"gpt2": "h", "llama": "layers", "mlp": "layers"}
+_RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight")
+
+
+def build(plan: Plan) -> nn.Module:
+    """The plan's model on the meta device, in the dtype of its weights. Raises PlanError for a family without one."""
+    if plan.model.family not in _MODULES:
+        raise PlanError(f"{plan.model.name} is known by its size only; a model to train needs a family: {', '.join(_MODULES)}")
+    with torch.device("meta"):
+        return _MODULES[plan.model.family](plan).to(dtype_of(plan.precision_row.weights))
+
+
+def units(model: nn.Module, plan: Plan) -> nn.ModuleList:
+    """The repeated parts of the model, which are checkpointed and sharded one by one."""
+    found = getattr(model, _BLOCKS[plan.model.family])
+    assert isinstance(found, nn.ModuleList)
+    return found
+
+
+def materialise(model: nn.Module, plan: Plan, device: torch.device, seed: int) -> None:
+    """Give a model on meta its memory on ``device`` and its first values."""
+    model.to_empty(device=device)
+    initialise(model, plan, seed)
+
+
+@torch.no_grad()
+def initialise(model: nn.Module, plan: Plan, seed: int) -> None:
+    """Fill the parameters with values that depend on seed and name only, not on the strategy or the world.
+
+    Each full tensor is made alone and only this rank's shard of it is kept, so that no rank ever holds the
+    whole model.
+    """
+    weights = plan.family.weights(plan.model)
+    for weight, parameter in zip(weights, model.parameters(), strict=True):
+        local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+        full = torch.empty(weight.shape, device=local.device, dtype=torch.float32)
+        _fill(full, weight.name, plan, seed)
+        local.copy_(_shard(full, parameter))
+        del full
+
+
+def _fill(full: Tensor, name: str, plan: Plan, seed: int) -> None:
+    if full.ndim == 1:
+        full.fill_(0.0 if name.endswith("bias") else 1.0)
+        return
+    # GPT-2 (Radford et al. 2019, section 2.3) scales what is added to the residual stream by depth; ReLU layers
+    # keep the variance of their input with He et al. 2015, equation 10.
+    std = math.sqrt(2 / full.shape[1]) if plan.model.family == "mlp" else 0.02
+    if name.endswith(_RESIDUAL):
+        std /= math.sqrt(2 * plan.model.layers)
+    digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    generator = torch.Generator(full.device).manual_seed(int.from_bytes(digest, "little") >> 1)
+    full.normal_(0.0, std, generator=generator)
+
+
+def _shard(full: Tensor, parameter: Tensor) -> Tensor:
+    if not isinstance(parameter, DTensor):
+        return full
+    (placement,) = parameter.placements
+    if not isinstance(placement, Shard):
+        return full
+    parts = full.chunk(parameter.device_mesh.size(), placement.dim)
+    rank = parameter.device_mesh.get_local_rank()
+    return parts[rank] if rank < len(parts) else full.narrow(placement.dim, 0, 0)
+
+
+def criterion(plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of the plan's family: mean cross-entropy over tokens or samples."""
+    return cross_entropy
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """``torch.float32`` from ``"float32"``."""
+    dtype: Any = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
