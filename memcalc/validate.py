@@ -15,7 +15,7 @@ from pathlib import Path
 from memcalc.compare import Comparison, compare_run
 from memcalc.errors import FileError, MemcalcError
 from memcalc.failure import failure
-from memcalc.launch import command, environment, installed_torch, require_torch
+from memcalc.launch import command, environment, installed_torch, prepare, require_torch
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.supervise import supervise
@@ -88,45 +88,47 @@ def matrix(
 def validate(
     plans: dict[str, Plan], *, out: Path, tolerance: float = TOLERANCE, show: Callable[[Result], None]
 ) -> list[Result]:
-    """Run every plan, and ``show`` each as soon as it is done. Leaves plans, logs and measurements in ``out``.
+    """Run every plan, and ``show`` each as soon as it is done. Leaves a run's folder for each in ``out``.
 
-    Raises RunError when torch is missing; a plan that fails is a Result with a problem.
+    Raises RunError when torch is missing, FileError when ``out`` is in use; a plan that fails is a Result with a problem.
     """
     require_torch()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileError(f"{out} is not an empty folder; give another one")
     plans = {name: replace(plan, torch=installed_torch() or plan.torch) for name, plan in plans.items()}
     results: list[Result] = []
+
+    def add(result: Result) -> None:
+        results.append(result)
+        show(result)
+
     for ranks in sorted({plan.ranks for plan in plans.values()}):
-        batch = {name: plan for name, plan in plans.items() if plan.ranks == ranks}
-        waiting = dict(batch)
-
-        def done(line: str, waiting: dict[str, Plan] = waiting) -> None:
-            word, _, name = line.partition(" ")
-            if word == "done" and name in waiting:
-                results.append(judge(name, waiting.pop(name), out / "runs" / name, tolerance))
-                show(results[-1])
-
-        code = _run(batch, ranks, out, done)
-        for name, plan in waiting.items():
-            reason = str(failure(plan, out, code or 1))
-            results.append(Result(name=name, plan=plan, comparison=None, problem=reason))
-            show(results[-1])
+        waiting = {name: plan for name, plan in plans.items() if plan.ranks == ranks}
+        while waiting:
+            code = _run(waiting, ranks, out, lambda name, plan: add(judge(name, plan, out / name, tolerance)))
+            if waiting:  # the first of them failed and took the job with it; the others get another one
+                name = next(iter(waiting))
+                plan = waiting.pop(name)
+                add(Result(name=name, plan=plan, comparison=None, problem=str(failure(plan, out / name, code))))
     return results
 
 
-def _run(plans: dict[str, Plan], ranks: int, out: Path, done: Callable[[str], None]) -> int:
-    folder = out / f"plans-{ranks}"
-    try:
-        for path in (folder, out / "runs", out / "logs"):
-            path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
-    for name, plan in plans.items():
-        plan.save(folder / f"{name}.json")
+def _run(waiting: dict[str, Plan], ranks: int, out: Path, done: Callable[[str, Plan], None]) -> int:
+    """One torchrun call for all plans; each that is done is taken out of ``waiting``."""
+    for name, plan in waiting.items():
+        prepare(plan, out / name)
+
+    def line(text: str) -> None:
+        word, _, name = text.partition(" ")
+        if word == "done" and name in waiting:
+            done(name, waiting.pop(name))
+
+    folders = [str(out / name) for name in waiting]
     return supervise(
-        command(ranks, "trainers.matrix", str(folder), str(out / "runs"), "--steps", str(STEPS)),
+        command(ranks, "trainers.matrix", "--steps", str(STEPS), *folders),
         environment=environment(os.environ),
-        errors=out / "logs" / "torchrun.log",
-        show=done,
+        errors=out / next(iter(waiting)) / "logs" / "torchrun.log",
+        show=line,
     )
 
 
