@@ -83,6 +83,10 @@ class Plan:
             _at_least(field, getattr(self, field), 1)
         for field in ("micro_batch", "tokens", "checkpoint_every"):
             _at_least(field, getattr(self, field), 0)
+        # Past these a number is a slip, and a ledger would take minutes.
+        for field, value, most in (("ranks", self.ranks, 10**6), ("layers", self.model.layers, 10**4)):
+            if value > most:
+                raise PlanError(f"{field} {value} must be at most {most}")
         if not 0 <= self.dropout < 1:
             raise PlanError(f"dropout {self.dropout} must be at least 0 and below 1")
         choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS}

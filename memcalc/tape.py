@@ -21,9 +21,10 @@ from math import prod
 
 import numpy as np
 
+from memcalc.errors import PlanError
 from memcalc.precision import DTYPE_BYTES
 from memcalc.spec import Weight
-from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton
+from memcalc.timeline import CATEGORIES, LARGEST, MOMENTS, TOO_LARGE, Skeleton
 
 __all__ = ["Node", "Storage", "Tape", "Tensor"]
 
@@ -111,7 +112,7 @@ class Tape:
         self._pending: dict[str, list[Storage]] = {}
         self._uses: dict[str, int] = {}
         self._grad_enabled = True
-        self._casts: dict[str, Storage] = {}
+        self._casts: dict[str, tuple[Storage, Node]] = {}
         self._region: Region | None = None
         self._replay: Iterator[tuple[Node, int]] | None = None
         self._left = 0
@@ -135,9 +136,12 @@ class Tape:
         return Tensor(self.allocate(name, shape, dtype, "activations"), shape, dtype, node, slot)
 
     def skeleton(self, block: int) -> Skeleton:
-        """What was recorded so far; later frees are not part of it."""
+        """What was recorded so far; later frees are not part of it. Raises PlanError past 4 EiB."""
         events = np.array(self._events, dtype=np.int64).reshape(-1, 3)
-        sizes = np.array([prod(shape) * itemsize for shape, itemsize, _ in self._shapes], dtype=np.int64)
+        exact = [prod(shape) * itemsize for shape, itemsize, _ in self._shapes]
+        if sum(exact) > LARGEST:
+            raise PlanError(TOO_LARGE)
+        sizes = np.array(exact, dtype=np.int64)
         batched = np.array([batched for _, _, batched in self._shapes], dtype=bool)
         return Skeleton(
             names=tuple(self._names),
@@ -246,12 +250,17 @@ class Tape:
         yield
         self._casts.clear()
 
-    def cast_weight(self, weight: Weight) -> Storage:
-        """The 16-bit copy of a weight, cached while the autocast region lasts."""
+    def cast_weight(self, weight: Weight) -> tuple[Storage, Node]:
+        """The 16-bit copy of a weight, cached while the autocast region lasts, and the node its gradient goes to."""
         if weight.name not in self._casts:
-            self._casts[weight.name] = self.allocate(
+
+            def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+                return [self.allocate(f"{weight.name} gradient", weight.shape, self.weight_dtype, "gradients", batched=False)]
+
+            copy = self.allocate(
                 f"{weight.name} autocast copy", weight.shape, self.compute_dtype, "activations", batched=False
             )
+            self._casts[weight.name] = copy, self.node([weight], backward)
         return self._casts[weight.name]
 
     def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor, *, reentrant: bool) -> Tensor:

@@ -12,12 +12,18 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CATEGORIES", "MOMENTS", "Peak", "Skeleton", "Timeline"]
+from memcalc.errors import PlanError
+
+__all__ = ["CATEGORIES", "LARGEST", "MOMENTS", "TOO_LARGE", "Peak", "Skeleton", "Timeline"]
 
 MOMENTS = ("init", "start", "forward", "loss", "backward", "step")
 CATEGORIES = (
     "parameters", "gradients", "optimizer", "activations", "inputs", "communication", "temporary", "buffers",
 )  # fmt: skip
+
+# All tensors of a step together; half of what int64 holds, so that no running sum can wrap around.
+LARGEST = 2**62
+TOO_LARGE = "the tensors of this plan come to more than 4 EiB; one of its numbers must be a slip"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,7 +109,9 @@ class Skeleton:
     block: int
 
     def sizes(self, micro_batch: int) -> NDArray[np.int64]:
-        """Bytes of each allocation at one micro batch, rounded up to whole blocks."""
+        """Bytes of each allocation at one micro batch, rounded up to whole blocks. Raises PlanError past 4 EiB."""
+        if self.fixed.sum(dtype=float) + micro_batch * self.per_sample.sum(dtype=float) > LARGEST:
+            raise PlanError(TOO_LARGE)
         size = self.fixed + micro_batch * self.per_sample
         return -(-size // self.block) * self.block
 
