@@ -95,8 +95,7 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, drop
     left = _convert(t, _convert(t, q, f"{name} scaled query"), f"{name} query copy")
     scores = _product(t, left, _convert(t, k, f"{name} key copy"), (heads, tokens, tokens), f"{name} scores")
     del left
-    mask = _causal_mask(t, name, tokens)
-    scores = _masked(t, scores, mask, name)
+    scores = _masked(t, scores, name)
     probabilities = _softmax(t, cast(t, scores, "float32", f"{name} scores") if t.autocast else scores, name)
     probabilities = drop(t, probabilities, f"{name} attention dropout", dropout)
     probabilities = cast(t, probabilities, q.dtype, f"{name} probabilities")
@@ -108,7 +107,9 @@ def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropo
     tokens, low = q.shape[0], q.dtype
     q, k, v = (cast(t, x, "float32", f"{name} {part}") for x, part in zip((q, k, v), "qkv", strict=True))
     scaled = _convert(t, q, f"{name} scaled query")
-    mask = _causal_mask(t, name, tokens)
+    ones = t.allocate(f"{name} ones", (tokens, tokens), "bool", "temporary", batched=False)
+    mask = t.allocate(f"{name} causal mask", (tokens, tokens), "bool", "temporary", batched=False)
+    del ones
     bias = t.allocate(f"{name} mask bias", (tokens, tokens), "float32", "temporary", batched=False)
     del mask
     left, right = _convert(t, scaled, f"{name} query copy"), _convert(t, _convert(t, k, f"{name} scaled key"), f"{name} key copy")
@@ -145,24 +146,14 @@ def _product(t: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], name: str) -
     return t.output(name, shape, dtype, node)
 
 
-def _causal_mask(t: Tape, name: str, tokens: int) -> Storage:
-    """Made of a full square of ones, which is dropped."""
-    ones = t.allocate(f"{name} ones", (tokens, tokens), "bool", "temporary", batched=False)
-    mask = t.allocate(f"{name} causal mask", (tokens, tokens), "bool", "activations", batched=False)
-    del ones
-    return mask
-
-
-def _masked(t: Tape, scores: Tensor, mask: Storage, name: str) -> Tensor:
-    """``masked_fill_`` in place: keeps the mask, copies the gradient."""
+def _masked(t: Tape, scores: Tensor, name: str) -> Tensor:
+    """``masked_fill_`` in place with a mask all layers share: keeps nothing, copies the gradient."""
     shape, dtype = scores.shape, scores.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} masked gradient", shape, dtype, "temporary")]
 
-    node = t.node([_edge(scores)], backward)
-    t.save(node, mask)
-    return Tensor(scores.storage, shape, dtype, node)
+    return Tensor(scores.storage, shape, dtype, t.node([_edge(scores)], backward))
 
 
 def _softmax(t: Tape, scores: Tensor, name: str) -> Tensor:

@@ -60,13 +60,17 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:
         return results
 
     source = _edge(x)
-    edges: list[Edge] = [source, w] if bias is not None else [w, source]
-    node = t.node([*edges, *([bias] if bias else [])], backward)
-    t.save(node, x.storage)
+    to_weight: Edge = w
+    to_bias: Edge = bias
+    copies = []
     if t.autocast:
-        t.save(node, t.cast_weight(w))
+        copy, node = t.cast_weight(w)
+        copies, to_weight = [copy], (node, 0)
         if bias is not None:
-            t.cast_weight(bias)
+            to_bias = (t.cast_weight(bias)[1], 0)
+    edges: list[Edge] = [source, to_weight, to_bias] if bias is not None else [to_weight, source]
+    node = t.node(edges, backward)
+    t.save(node, x.storage, *copies)
     return t.output(f"{name} output", out, dtype, node)
 
 

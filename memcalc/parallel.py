@@ -8,10 +8,11 @@ backward, and when a weight's gradient is finished.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from memcalc.sharding import ddp_buckets, dim0_padded, greedy_partition
+from memcalc.sharding import ddp_buckets, greedy_partition, rows_per_rank
 from memcalc.spec import Weight
 from memcalc.tape import Storage, Tape
 
@@ -25,6 +26,8 @@ class Replicated:
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         self.tape, self.plan, self.units = tape, plan, units
+        self.dtype = plan.precision_row.weights
+        """dtype of what lives between steps."""
         self.weights = [weight for unit in units.values() for weight in unit]
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
@@ -38,24 +41,25 @@ class Replicated:
         for weight in self.weights:
             self.hold(weight.name, self.local_shape(weight), "parameters")
         self.optimizer_states()
+        for name, shape, dtype in self.plan.family.buffers(self.plan):
+            self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
             self.hold(name, (size,), "temporary", "uint8")
         if not self.plan.set_to_none:
-            for weight in self.weights:
-                self.grads[weight.name] = self.new_grad(weight)
+            self.keep_gradients()
 
     def optimizer_states(self) -> None:
         row = self.plan.optimizer_row
         for weight in self.updated():
             local = Weight(weight.name, self.local_shape(weight), weight.group)
-            for size in row.state_bytes(local, self.tape.weight_dtype):
+            for size in row.state_bytes(local, self.dtype):
                 self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
             # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
             if row.counter and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused"):
                 self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
 
     def hold(self, name: str, shape: tuple[int, ...], category: str, dtype: str | None = None) -> None:
-        storage = self.tape.allocate(name, shape, dtype or self.tape.weight_dtype, category, batched=False)
+        storage = self.tape.allocate(name, shape, dtype or self.dtype, category, batched=False)
         self.held.append(storage)
 
     def local_shape(self, weight: Weight) -> tuple[int, ...]:
@@ -66,10 +70,13 @@ class Replicated:
         """Weights whose update this rank computes."""
         return self.weights
 
-    def new_grad(self, weight: Weight) -> Storage:
-        return self.tape.allocate(
-            f"{weight.name} gradient", self.local_shape(weight), self.tape.weight_dtype, "gradients", batched=False
-        )
+    def keep_gradients(self) -> None:
+        """Gradients that are zeroed and not freed after a step."""
+        for weight in self.weights:
+            self.grads[weight.name] = self.new_gradient(weight.name, weight.numel)
+
+    def new_gradient(self, name: str, numel: int) -> Storage:
+        return self.tape.allocate(f"{name} gradient", (numel,), self.dtype, "gradients", batched=False)
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -119,16 +126,21 @@ class Ddp(Replicated):
     """
 
     def states(self) -> None:
-        itemsize = DTYPE_BYTES[self.tape.weight_dtype]
+        itemsize = DTYPE_BYTES[self.dtype]
         sizes = ddp_buckets(self.weights, itemsize, self.plan.bucket_mb)
+        category = "gradients" if self.plan.bucket_views else "communication"
         super().states()
         for index, size in enumerate(sizes):
-            self.hold(f"DDP bucket {index}", (size,), "communication", "uint8")
+            self.hold(f"DDP bucket {index}", (size,), category, "uint8")
 
     def updated(self) -> list[Weight]:
         if not self.plan.strategy_row.shards_optimizer:
             return self.weights
         return max(greedy_partition(self.weights, self.plan.ranks), key=lambda part: sum(w.numel for w in part))
+
+    def keep_gradients(self) -> None:
+        if not self.plan.bucket_views:
+            super().keep_gradients()
 
     def gradient(self, weight: Weight, grad: Storage) -> None:
         if self.plan.bucket_views and self.sync:
@@ -152,16 +164,17 @@ class FlatUnits(Replicated):
     def gradient(self, weight: Weight, grad: Storage) -> None:
         self.waiting[self.unit_of[weight.name]][weight.name] = grad
 
+    def keep_gradients(self) -> None:
+        for unit in self.units:
+            self.grads[unit] = self._flat_gradient(unit)
+
     def leave_backward(self, unit: str) -> None:
-        flat = self.tape.allocate(
-            f"{unit} flat gradient",
-            (sum(weight.numel for weight in self.units[unit]),),
-            self.tape.weight_dtype,
-            "gradients",
-            batched=False,
-        )
+        flat = self._flat_gradient(unit)
         self.waiting[unit].clear()
         self.grads.setdefault(unit, flat)
+
+    def _flat_gradient(self, unit: str) -> Storage:
+        return self.new_gradient(f"{unit} flat", sum(weight.numel for weight in self.units[unit]))
 
     def end_backward(self) -> None:
         if self.units.get(ROOT_UNIT):
@@ -180,8 +193,8 @@ class FullyShard(Replicated):
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         super().__init__(tape, plan, units)
-        self.dtype = plan.precision_row.compute
-        self.reduce_dtype = plan.precision_row.weights
+        self.low = plan.precision_row.compute
+        """dtype of gathered parameters; gradients are reduced in the dtype of the shards."""
         self.full: dict[str, list[Storage]] = {}
         self.gathered: dict[str, Storage] = {}
         self.last_gather: Storage | None = None
@@ -191,38 +204,37 @@ class FullyShard(Replicated):
         self.order = [ROOT_UNIT, *(unit for unit in units if unit != ROOT_UNIT)]
 
     def local_shape(self, weight: Weight) -> tuple[int, ...]:
-        return (dim0_padded(weight.shape, self.plan.ranks),)
+        return rows_per_rank(weight.shape, self.plan.ranks)
 
-    def states(self) -> None:
-        super().states()
-        if not self.plan.set_to_none:
-            self.grads.clear()
-            for unit in self.units:
-                self.grads[unit] = self._reduced(unit)
+    def keep_gradients(self) -> None:
+        for unit in self.units:
+            self.grads[unit] = self._reduced(unit)
+
+    def padded(self, weight: Weight) -> int:
+        """Padded elements of a weight over all ranks."""
+        return prod(self.local_shape(weight)) * self.plan.ranks
 
     def numel(self, unit: str) -> int:
         """Padded elements of a unit over all ranks."""
-        return sum(dim0_padded(weight.shape, self.plan.ranks) for weight in self.units[unit]) * self.plan.ranks
+        return sum(self.padded(weight) for weight in self.units[unit])
 
     def _gather(self, unit: str) -> None:
         if unit in self.full or unit in self.gathered or self.plan.ranks == 1 or not self.units[unit]:
             return
         casts: list[Storage] = []
-        if self.dtype != self.tape.weight_dtype:
+        if self.low != self.dtype:
             casts = [
-                self._flat(f"{weight.name} cast shard", dim0_padded(weight.shape, self.plan.ranks), self.dtype)
+                self._flat(f"{weight.name} cast shard", prod(self.local_shape(weight)), self.low)
                 for weight in self.units[unit]
             ]
-        self.gathered[unit] = self._flat(f"{unit} gather", self.numel(unit), self.dtype)
+        self.gathered[unit] = self._flat(f"{unit} gather", self.numel(unit), self.low)
         casts.clear()
 
     def _copy_out(self, unit: str) -> None:
         if unit in self.full:
             return
-        ranks = self.plan.ranks
         self.full[unit] = [
-            self._flat(f"{weight.name} gathered", dim0_padded(weight.shape, ranks) * ranks, self.dtype)
-            for weight in self.units[unit]
+            self._flat(f"{weight.name} gathered", self.padded(weight), self.low) for weight in self.units[unit]
         ]
 
     def _flat(self, name: str, numel: int, dtype: str) -> Storage:
@@ -265,13 +277,12 @@ class FullyShard(Replicated):
         if not self.sync:
             return
         self.reduce_input = None
-        self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.reduce_dtype)
+        self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.dtype)
         self.unsharded[unit].clear()
         self.grads.setdefault(unit, self._reduced(unit))
 
     def _reduced(self, unit: str) -> Storage:
-        numel = self.numel(unit) // self.plan.ranks
-        return self.tape.allocate(f"{unit} gradient shards", (numel,), self.reduce_dtype, "gradients", batched=False)
+        return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.ranks)
 
     def end_backward(self) -> None:
         if self.units.get(ROOT_UNIT):

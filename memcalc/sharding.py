@@ -6,24 +6,22 @@ The question is always the same: how much does the fullest rank hold?
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from memcalc.spec import Weight
 
-__all__ = ["ddp_buckets", "dim0_padded", "greedy_partition"]
+__all__ = ["ddp_buckets", "greedy_partition", "rows_per_rank"]
 
 
-def dim0_padded(shape: tuple[int, ...], ranks: int) -> int:
-    """Elements every rank holds of a tensor that ``fully_shard`` splits by rows, padding included.
+def rows_per_rank(shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
+    """Shape every rank holds of a tensor that ``fully_shard`` splits by rows, padding included.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, ``_init_sharded_param``: rows are rounded up
     and every rank allocates the padded shard.
 
-    >>> dim0_padded((10, 64), 8)
-    128
+    >>> rows_per_rank((10, 64), 8)
+    (2, 64)
     """
-    rows = -(-shape[0] // ranks) if shape else 1
-    return rows * prod(shape[1:])
+    return (-(-shape[0] // ranks), *shape[1:])
 
 
 def greedy_partition(weights: Sequence[Weight], ranks: int) -> list[list[Weight]]:

@@ -10,7 +10,7 @@ from memcalc.spec import Model
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["heads_divide", "positive", "reads_tokens"]
+__all__ = ["causal_mask", "heads_divide", "positive", "reads_tokens"]
 
 
 def positive(model: Model, *fields: str) -> None:
@@ -35,3 +35,8 @@ def reads_tokens(model: Model, plan: Plan) -> None:
         raise PlanError(f"tokens {plan.tokens}: {model.name} reads tokens; give the sequence length")
     if plan.tokens > model.context:
         raise PlanError(f"{plan.tokens} tokens are more than the {model.context} positions of {model.name}")
+
+
+def causal_mask(plan: Plan) -> list[tuple[str, tuple[int, ...], str]]:
+    """Written-out attention keeps one mask for all layers and steps."""
+    return [("causal mask", (plan.tokens, plan.tokens), "bool")] if plan.kernel == "eager" else []

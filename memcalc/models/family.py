@@ -26,6 +26,8 @@ class Family:
     summary: str
     reads: str
     """What one sample is: ``tokens``, ``features`` or nothing that is known."""
+    buffers: Callable[[Plan], list[tuple[str, tuple[int, ...], str]]] = lambda plan: []
+    """Tensors that live between steps and are no parameters: name, shape, dtype."""
     multiplies: bool = True
     """Its matrix products are known, so that cuBLAS takes a workspace for them."""
     check: Callable[[Model, Plan], None]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import ops
 from memcalc.attention import attention as attend
-from memcalc.models.checks import heads_divide, positive, reads_tokens
+from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
@@ -78,6 +78,7 @@ GPT2 = Family(
     summary="GPT-2: learned positions, LayerNorm, one QKV matrix, GELU, head tied to the embedding",
     reads="tokens",
     check=check,
+    buffers=causal_mask,
     weights=weights,
     enter=enter,
     blocks=blocks,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import ops
 from memcalc.attention import attention as attend
-from memcalc.models.checks import heads_divide, positive, reads_tokens
+from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Storage, Tape, Tensor
@@ -85,6 +85,7 @@ LLAMA = Family(
     summary="Llama: rotary positions, RMSNorm, grouped queries, SwiGLU, no biases, a head of its own",
     reads="tokens",
     check=check,
+    buffers=causal_mask,
     weights=weights,
     enter=enter,
     blocks=blocks,

@@ -34,6 +34,8 @@ MODELS: Catalog[Model] = Catalog(
         _gpt2("gpt2-medium", 24, 1024, 16),
         _gpt2("gpt2-large", 36, 1280, 20),
         _gpt2("gpt2-xl", 48, 1600, 25),
+        # Sanh et al. 2019 (DistilBERT), the same recipe applied to GPT-2; config.json of distilgpt2.
+        _gpt2("distilgpt2", 6, 768, 12),
         # Touvron et al. 2023 (Llama 2), table 1; config.json of the published checkpoints.
         _llama("llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096),
         _llama("llama-2-13b", 40, 5120, 40, 40, 13824, 32000, 4096),
@@ -41,6 +43,14 @@ MODELS: Catalog[Model] = Catalog(
         # Grattafiori et al. 2024 (Llama 3), table 3; config.json of the published checkpoints.
         _llama("llama-3-8b", 32, 4096, 32, 8, 14336, 128256, 8192),
         _llama("llama-3-70b", 80, 8192, 64, 8, 28672, 128256, 8192),
+        _llama("llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072),
+        _llama("llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 131072),
+        _llama("llama-3.1-405b", 126, 16384, 128, 8, 53248, 128256, 131072),
+        # Others of the same architecture. Zhang et al. 2024 (TinyLlama); Jiang et al. 2023 (Mistral 7B), config.json of
+        # v0.2, the first without sliding windows; Roziere et al. 2023 (Code Llama).
+        _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048),
+        _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),
+        _llama("codellama-34b", 48, 8192, 64, 8, 22016, 32000, 16384),
         # Small ones that train on two CPU cores. 256 is the number of bytes, so they read plain text.
         _gpt2("gpt2-small-text", 6, 256, 8, vocab=256, context=256),
         _gpt2("gpt2-tiny", 2, 64, 4, vocab=256, context=128),

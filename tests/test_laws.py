@@ -1,0 +1,172 @@
+"""What must hold for every plan, whatever its numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalc.estimate import estimate
+from memcalc.ledger import ledger, skeleton
+from memcalc.models import FAMILIES, Model
+from memcalc.plan import Plan
+from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+from tests.plans import gpt2s, llamas, mlps, plans, token_models
+
+settings.register_profile("laws", deadline=None, max_examples=60)
+settings.load_profile("laws")
+
+STATES = ("parameters", "gradients", "optimizer")
+
+
+def kept_activations(timeline: Timeline) -> int:
+    """Activation bytes alive when the model's forward pass is done."""
+    last = np.flatnonzero(timeline.moment == MOMENTS.index("forward"))[-1]
+    of_kind = np.where(timeline.category == CATEGORIES.index("activations"), timeline.delta, 0)
+    return int(of_kind[: last + 1].sum())
+
+
+def model_states(plan: Plan) -> int:
+    """Parameters, gradients and optimizer states when the step begins."""
+    timeline = ledger(plan)
+    first = np.flatnonzero(timeline.moment == MOMENTS.index("step"))
+    upto = first[0] if len(first) else len(timeline.delta)
+    kinds = np.isin(timeline.category[:upto], [CATEGORIES.index(name) for name in STATES])
+    return int(timeline.delta[:upto][kinds].sum())
+
+
+def replaced(plan: Plan, **changes: object) -> Plan:
+    return dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
+
+
+@given(plans())
+def test_every_allocation_is_freed_at_most_once_and_the_step_closes(plan: Plan) -> None:
+    timeline = ledger(plan)
+    births: dict[int, int] = {}
+    for ident, delta, moment in zip(timeline.ident, timeline.delta, timeline.moment, strict=True):
+        if ident not in births:
+            assert delta >= 0
+            births[int(ident)] = int(moment)
+        else:
+            assert births[int(ident)] >= 0, "freed twice"
+            births[int(ident)] = -1
+    alive = [ident for ident, moment in births.items() if moment >= 0]
+    # What is left is what the next step starts from: states made at the start, the last batch, kept gradients.
+    start = MOMENTS.index("start")
+    kept = [ident for ident in alive if births[ident] != start]
+    assert not kept or not plan.set_to_none
+    assert (timeline.live() >= 0).all()
+
+
+@given(plans())
+def test_parts_add_up_to_the_peak(plan: Plan) -> None:
+    peak = ledger(plan).peak()
+    assert sum(peak.by_category.values()) == peak.bytes == max(peak.by_moment.values())
+    assert min(peak.by_category.values()) >= 0
+
+
+@given(plans(), st.integers(1, 9))
+def test_a_skeleton_serves_every_micro_batch(plan: Plan, micro_batch: int) -> None:
+    other = replaced(plan, micro_batch=micro_batch)
+    assert skeleton(plan).peaks([micro_batch]) == [ledger(other).peak().bytes]
+
+
+@given(plans())
+def test_on_one_rank_every_strategy_holds_the_same_states(plan: Plan) -> None:
+    alone = replaced(plan, strategy="single", ranks=1, nodes=1)
+    if plan.strategy != "single" and plan.bucket_views:
+        alone = replaced(alone, bucket_views=False)
+        plan = replaced(plan, bucket_views=False)
+    if plan.device == "cuda" or plan.strategy == "fsdp-no-shard":
+        plan, alone = (replaced(p, device="cpu", attention="auto", dropout=0.0, model=p.model) for p in (plan, alone))
+    assert model_states(replaced(plan, ranks=1, nodes=1)) == model_states(alone)
+
+
+@given(plans(max_ranks=6))
+def test_the_fullest_rank_holds_an_equal_share_or_more_and_never_more_than_everything(plan: Plan) -> None:
+    plan = replaced(plan, device="cpu", attention="auto", bucket_views=False)
+    whole = model_states(replaced(plan, strategy="single", ranks=1, nodes=1))
+    here = model_states(plan)
+    assert here <= whole
+    assert here * plan.ranks >= whole
+
+
+@given(plans(max_ranks=6))
+def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
+    if plan.strategy == "single":
+        return
+    plan = replaced(plan, nodes=1)
+    assert model_states(replaced(plan, ranks=plan.ranks + 1)) <= model_states(plan)
+
+
+@given(plans())
+def test_dividing_more_never_holds_more(plan: Plan) -> None:
+    plan = replaced(plan, bucket_views=False, device="cpu", attention="auto")
+    if plan.strategy == "single":
+        return
+    held = [model_states(replaced(plan, strategy=name)) for name in ("ddp", "zero-1")]
+    assert held[0] >= held[1]
+    sharded = [model_states(replaced(plan, strategy=name)) for name in ("fsdp-shard-grad-op", "fsdp-full-shard")]
+    assert sharded[0] == sharded[1] <= held[0]
+
+
+@given(plans(model=st.one_of(token_models(), mlps())))
+def test_kept_activations_are_linear_in_the_micro_batch(plan: Plan) -> None:
+    plan = replaced(plan, device="cpu", attention="auto", optimizer="sgd", optimizer_kind="foreach")
+    one, two, three = (kept_activations(ledger(replaced(plan, micro_batch=b))) for b in (1, 2, 3))
+    assert three - two == two - one
+
+
+@given(plans(model=token_models()))
+def test_kept_activations_are_linear_in_tokens_with_fused_attention(plan: Plan) -> None:
+    plan = replaced(plan, device="cpu", attention="flash" if not plan.dropout else "auto", dropout=0.0)
+    plan = replaced(plan, model=dataclasses.replace(plan.model, context=99))
+    one, two, three = (kept_activations(ledger(replaced(plan, tokens=s))) for s in (8, 16, 24))
+    assert three - two == two - one
+
+
+@given(plans(model=st.one_of(gpt2s(), llamas(), mlps())))
+def test_more_of_anything_never_needs_less(plan: Plan) -> None:
+    base = ledger(plan).peak().bytes
+    model = plan.model
+    assert ledger(replaced(plan, micro_batch=plan.micro_batch + 1)).peak().bytes >= base
+    deeper = dataclasses.replace(model, layers=model.layers + max(plan.checkpoint_every, 1))
+    assert ledger(replaced(plan, model=deeper)).peak().bytes >= base
+    wider = wider_model(model)
+    assert ledger(replaced(plan, model=wider)).peak().bytes >= base
+    if plan.tokens and plan.tokens < model.context:
+        assert ledger(replaced(plan, tokens=plan.tokens + 1)).peak().bytes >= base
+
+
+def wider_model(model: Model) -> Model:
+    step = model.heads or 1
+    extra = {"features": model.features + 1} if model.family == "mlp" else {"ffn": model.ffn + 1}
+    width = 2 * step if model.family == "llama" else step
+    return dataclasses.replace(model, hidden=model.hidden + width, **extra)
+
+
+@given(plans(model=st.one_of(gpt2s(), llamas(), mlps())))
+def test_checkpointing_never_keeps_more_activations(plan: Plan) -> None:
+    plain = replaced(plan, checkpoint_every=0, reentrant=False, device="cpu", attention="auto")
+    for every in (1, 2):
+        checkpointed = replaced(plain, checkpoint_every=every)
+        # Every checkpoint keeps its input, which the plain run may share with what a layer saves anyway.
+        assert kept_activations(ledger(checkpointed)) <= kept_activations(ledger(plain))
+
+
+@given(plans())
+def test_meters_are_in_order(plan: Plan) -> None:
+    found = estimate(plan)
+    assert found.peak.bytes <= found.reserved.low <= found.reserved.high
+    assert found.reserved.low <= found.device.low <= found.device.high
+    assert found.reserved.high <= found.device.high
+    assert found.host >= 0
+
+
+@given(plans())
+def test_weights_are_named_once_and_belong_to_a_block_or_the_root(plan: Plan) -> None:
+    weights = FAMILIES[plan.model.family].weights(plan.model)
+    assert len({weight.name for weight in weights}) == len(weights)
+    assert estimate(plan).parameters == sum(weight.numel for weight in weights)
