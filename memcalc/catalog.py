@@ -43,8 +43,8 @@ class Catalog(Mapping[str, Row], Generic[Row]):
         return isinstance(name, str) and self._key(name) in self._rows
 
     def get(self, name: str, default: Any = None) -> Any:
-        # Mapping.get expects a KeyError.
-        return self[name] if name in self else default
+        # Mapping.get would let the error through: it expects a KeyError.
+        return self._rows.get(self._key(name), default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)

@@ -8,7 +8,7 @@ import os
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from memcalc.errors import FileError, shorten
 
@@ -68,13 +68,15 @@ def write_text(path: Path, text: str) -> None:
         raise FileError(f"{path} cannot be written: {_cause(error)}") from None
 
 
-def _refuse(constant: str) -> NoReturn:
-    raise ValueError(f"{shorten(constant)} is not a finite number")
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not a number JSON knows")
 
 
 def _finite(text: str) -> float:
     number = float(text)
-    return number if math.isfinite(number) else _refuse(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{shorten(text)} is too large for a number")
+    return number
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

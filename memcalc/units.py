@@ -11,7 +11,7 @@ from decimal import Context, Decimal, InvalidOperation
 
 from memcalc.errors import InputError, shorten
 
-__all__ = ["BINARY", "DECIMAL", "format_bytes", "format_both", "format_count", "parse_bytes", "parse_count"]
+__all__ = ["BINARY", "DECIMAL", "format_both", "format_bytes", "format_count", "parse_bytes", "parse_count"]
 
 DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}

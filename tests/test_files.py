@@ -82,9 +82,9 @@ def test_json_reads_back(data: object) -> None:
         ("{", "x is not valid JSON: "),
         ("{'a': 1}", "x is not valid JSON: "),
         ("[1, 2,]", "x is not valid JSON: "),
-        ("NaN", "'NaN' is not a finite number"),
-        ('{"a": -Infinity}', "'-Infinity' is not a finite number"),
-        ("[1e400]", "'1e400' is not a finite number"),
+        ("NaN", "NaN is not a number JSON knows"),
+        ('{"a": -Infinity}', "-Infinity is not a number JSON knows"),
+        ("[1e400]", "'1e400' is too large for a number"),
         ("9" * 5000, "x is not valid JSON: "),
         ('{"a": 1, "b": 2, "a": 3}', "the key 'a' stands twice"),
         ("[" * 100_000, "x is not valid JSON: "),
@@ -101,10 +101,12 @@ def test_what_is_not_json_is_said_on_one_line(text: str, part: str) -> None:
 
 @given(st.text() | JSON.map(json.dumps).flatmap(lambda text: st.integers(0, len(text)).map(lambda n: text[:n])))
 def test_any_text_is_json_or_a_file_error(text: str) -> None:
+    line = ""
     try:
         read_json(text, "x")
     except FileError as error:
-        assert len(str(error).splitlines()) == 1
+        line = str(error)
+    assert len(line.splitlines()) <= 1
 
 
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

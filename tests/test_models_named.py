@@ -1,0 +1,68 @@
+"""Parameter counts of the named models, exactly."""
+
+from __future__ import annotations
+
+import pytest
+
+from memcalc.models import FAMILIES, MODELS
+from memcalc.plan import Plan
+
+# The published checkpoints: number of elements over all distinct tensors.
+PUBLISHED = {
+    "gpt2": 124_439_808,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "distilgpt2": 81_912_576,
+    "llama-2-7b": 6_738_415_616,
+    "llama-2-13b": 13_015_864_320,
+    "llama-2-70b": 68_976_648_192,
+    "llama-3-8b": 8_030_261_248,
+    "llama-3-70b": 70_553_706_496,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+    "llama-3.1-405b": 405_853_388_800,
+    "tinyllama-1.1b": 1_100_048_384,
+    "mistral-7b": 7_241_732_096,
+    "codellama-34b": 33_743_970_304,
+}
+OURS = {"gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
+
+
+def parameters(name: str) -> int:
+    model = MODELS[name]
+    return sum(weight.numel for weight in FAMILIES[model.family].weights(model))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_counts(name: str) -> None:
+    assert parameters(name) == PUBLISHED[name]
+
+
+def test_every_model_is_either_published_or_one_of_ours() -> None:
+    assert set(MODELS) == set(PUBLISHED) | OURS
+
+
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_ours_train_on_two_cores(name: str) -> None:
+    assert parameters(name) < 6_000_000
+
+
+def test_the_mlp_is_layers_of_equal_width_and_a_classifier() -> None:
+    layer = 1024 * 1024 + 1024
+    assert parameters("mlp") == 5 * layer + 10 * 1024 + 10
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_named_model_makes_a_plan_at_its_longest(name: str) -> None:
+    model = MODELS[name]
+    plan = Plan(model=model, tokens=model.context, micro_batch=1)
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_weights_have_names_of_their_own(name: str) -> None:
+    model = MODELS[name]
+    names = [weight.name for weight in FAMILIES[model.family].weights(model)]
+    assert len(set(names)) == len(names)
+    assert {weight.group for weight in FAMILIES[model.family].weights(model)} >= {"head"}
