@@ -96,7 +96,10 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, drop
     scores = _product(t, left, _convert(t, k, f"{name} key copy"), (heads, tokens, tokens), f"{name} scores")
     del left
     scores = _masked(t, scores, name)
-    probabilities = _softmax(t, cast(t, scores, "float32", f"{name} scores") if t.autocast else scores, name)
+    if t.autocast and t.device == "cuda":  # aten/src/ATen/autocast_mode.h: softmax is in CUDA's float32 list, not in the CPU's
+        probabilities = _softmax(t, cast(t, scores, "float32", f"{name} scores"), name)
+    else:
+        probabilities = _softmax(t, scores, name)
     probabilities = drop(t, probabilities, f"{name} attention dropout", dropout)
     probabilities = cast(t, probabilities, q.dtype, f"{name} probabilities")
     return _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
