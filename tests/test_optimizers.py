@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from memcalc.spec import Weight
 
 from memcalc.models import FAMILIES, MODELS
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import DTYPE_BYTES
+from memcalc.spec import Weight
 
 NOW, OLD = (2, 13), (2, 0)
 SHAPES = st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=4).map(tuple), max_size=8)

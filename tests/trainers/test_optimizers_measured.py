@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from memcalc.models.spec import Weight
 from memcalc.optimizers import KINDS, OPTIMIZERS
+from memcalc.spec import Weight
 
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 FLAGS = {"foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}
