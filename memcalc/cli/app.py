@@ -93,8 +93,8 @@ def explain(error: BaseException) -> tuple[str, int]:
     if isinstance(error, OSError) and error.strerror:
         where = f"{error.filename}: " if error.filename else ""
         return f"{where}{error.strerror.lower()}", 2
-    what = shorten(str(error), 200) if str(error) else ""
-    return f"internal error {type(error).__name__} {what}; please report it with the output of memcalc --debug ...", 70
+    what = f" {shorten(str(error), 200)}" if str(error) else ""
+    return f"internal error {type(error).__name__}{what}; please report it with the output of memcalc --debug ...", 70
 
 
 @click.group(cls=App, context_settings=SETTINGS, epilog=EXAMPLES, invoke_without_command=True)

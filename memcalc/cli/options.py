@@ -100,7 +100,7 @@ _OPTIONS = (
     option(_T, "--optimizer", type=Name("optimizer", OPTIMIZERS), metavar="NAME",
            help=f"{_one_of(OPTIMIZERS)}  [default: adamw]"),
     option(_T, "--optimizer-kind", type=Name("optimizer kind", KINDS), metavar="KIND",
-           help=f"{_one_of(KINDS)}  [default: torch's own: foreach on CUDA, for-loop on CPU]"),
+           help=f"{_one_of(KINDS)}  [default: torch's own, mostly foreach; on CPU for-loop]"),
     option(_T, "--checkpointing", "checkpoint_every", type=Checkpointing(), metavar="none|full|every-N",
            help="Activation checkpointing: of no block, of each, of every N blocks together.  [default: none]"),
     _flag(_T, "--reentrant", help="The older, reentrant form of activation checkpointing."),
@@ -184,7 +184,11 @@ def build_plan(words: Words) -> Plan:
         raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
     if fields.get("ranks", 1) > 1:
         fields.setdefault("strategy", "ddp")
-    kinds = OPTIMIZERS[fields.get("optimizer", "adamw")].kinds
-    usual = "for-loop" if fields.get("device") == "cpu" else "foreach"
-    fields.setdefault("optimizer_kind", usual if usual in kinds else kinds[0])
+    fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
+
+
+def _usual_kind(optimizer: str, device: str) -> str:
+    """torch's own choice; ``foreach`` is for accelerators only (torch/utils/_foreach_utils.py)."""
+    kinds = OPTIMIZERS[optimizer].kinds
+    return "for-loop" if device == "cpu" and "for-loop" in kinds else kinds[0]

@@ -1,0 +1,373 @@
+"""The command line as people use it: answers, exit codes, and one line for every mistake."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from memcalc.cli import app as app_module
+from memcalc.cli.app import app
+from memcalc.estimate import estimate
+from memcalc.models import MODELS
+from memcalc.plan import Plan
+from memcalc.timeline import MOMENTS
+
+KEYS = ["plan", "allocated", "reserved", "device", "host", "parameters", "verdict", "assumptions"]
+GPT2 = Plan(model=MODELS["gpt2-tiny"], tokens=128, micro_batch=1)
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``run("estimate", "gpt2")`` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def asked(run: Run, *words: str) -> dict[str, Any]:
+    """The JSON of an estimate."""
+    result = run("estimate", *words, "--format", "json")
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.output)
+    return found
+
+
+# -- answers ---------------------------------------------------------------------------------------
+
+
+def test_a_billion_parameters_with_adam(run: Run) -> None:
+    lines = run("estimate", "--params", "1e9", "--adam").output.splitlines()
+    text = "\n".join(" ".join(line.split()) for line in lines)
+    assert text.startswith("peak 20 GB (18.626 GiB) in the moment step")
+    for row in (
+        "model states parameters 4 GB 3.725 GiB",
+        "gradients 4 GB 3.725 GiB",
+        "optimizer states 8 GB 7.451 GiB",
+        "model states in all 16 GB 14.901 GiB",
+        "temporary list in the optimizer step (foreach) 4 GB 3.725 GiB",
+        "peak 20 GB 18.626 GiB",
+        "activations are not counted because no shape was given",
+    ):
+        assert row in text, row
+    for meter in ("allocated (", "reserved (", "device (", "host ("):
+        assert meter in text
+    held = next(line for line in lines if "GPUs that hold it" in line)
+    assert "a100-80gb" in held
+    assert "t4" not in held.replace(",", "").split()
+
+
+def test_a_fused_step_needs_no_temporary_list(run: Run) -> None:
+    found = asked(run, "--params", "1e9", "--adam", "--optimizer-kind", "fused")
+    # Two blocks of 512 B hold the fused step counter of the one weight and the gradient of the loss.
+    assert found["allocated"]["peak_bytes"] == 16 * 10**9 + 2 * 512
+
+
+@pytest.mark.parametrize("count", ["1e9", "1_000_000_000", "1B", "1b", "1000M"])
+def test_a_count_is_read_however_it_is_written(run: Run, count: str) -> None:
+    assert asked(run, "--params", count)["parameters"] == 10**9
+
+
+def test_json_has_exactly_its_keys_and_is_the_library_s(run: Run) -> None:
+    found = asked(run, "gpt2-tiny")
+    assert list(found) == KEYS
+    assert found == json.loads(json.dumps(estimate(GPT2).to_dict()))
+
+
+def test_csv_is_plain_bytes(run: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(run("estimate", "gpt2-tiny", "--format", "csv").output)))
+    peak = next(row for row in rows if row["what"] == "peak")
+    assert int(peak["low_bytes"]) == int(peak["high_bytes"]) == estimate(GPT2).peak.bytes
+    at_peak = [int(row["low_bytes"]) for row in rows if row["group"] == peak["group"] and row is not peak]
+    assert sum(at_peak) == estimate(GPT2).peak.bytes
+
+
+def test_explain_adds_up_to_the_peak(run: Run) -> None:
+    lines = json.loads(run("estimate", "gpt2-tiny", "--explain", "--format", "json").output)
+    assert sum(line["bytes"] for line in lines) == estimate(GPT2).peak.bytes
+    assert {"name": "h.*.mlp.c_fc.weight", "category": "parameters", "formula": "256 × 64 × 4 B"}.items() <= next(
+        line.items() for line in lines if line["name"] == "h.*.mlp.c_fc.weight"
+    )
+    by_category: dict[str, int] = {}
+    for line in lines:
+        by_category[line["category"]] = by_category.get(line["category"], 0) + line["bytes"]
+    assert by_category == {name: size for name, size in estimate(GPT2).peak.by_category.items() if size}
+
+
+def test_markdown_has_no_escape_codes_and_one_table(run: Run) -> None:
+    text = run("estimate", "gpt2-tiny", "--format", "markdown").output
+    assert text.startswith("**peak ")
+    assert "\033" not in text
+    assert sum(line.startswith("|--") for line in text.splitlines()) == 1
+
+
+def test_the_example_with_images_and_stated_activations(run: Run) -> None:
+    stated = ["--params", "1e9", "--adam", "--batch-size", "32", "--input-shape", "224x224x3", "--layers", "5"]
+    found = asked(run, *stated, "--activation-per-layer", "64KB", "--save-plan", "plan.json")
+    assert "taken for the whole micro batch of 32" in " ".join(found["assumptions"])
+    plan = Plan.load(Path("plan.json"))
+    assert (plan.model.features, plan.model.layer_bytes, plan.micro_batch) == (150528, 64000, 32)
+    kept = made_in_forward(plan)
+    assert kept["activations"] == 5 * 64_000 + 5 * pad(64_000)
+    assert kept["inputs"] == 32 * 602_112
+
+
+def made_in_forward(plan: Plan) -> dict[str, int]:
+    """Bytes by category: activations of the forward pass, and one batch of inputs without its targets."""
+    step = estimate(plan).timeline
+    made = {"activations": 0, "inputs": 0}
+    for moment, ident, delta in zip(step.moment, step.ident, step.delta, strict=True):
+        if delta > 0 and MOMENTS[moment] == "forward":
+            made["activations"] += int(delta)
+        if delta > 0 and step.names[ident] == "inputs":
+            made["inputs"] = int(delta)
+    return made
+
+
+def pad(size: int) -> int:
+    """What rounding up to a block of 512 B adds."""
+    return -size % 512
+
+
+def test_layers_times_batch_times_sample_times_four(run: Run) -> None:
+    asked(
+        run, "--params", "1e9", "--layers", "5", "--batch-size", "32", "--sample-size", "1024", "--save-plan", "p.json"
+    )
+    assert made_in_forward(Plan.load(Path("p.json")))["activations"] == 5 * 32 * 1024 * 4
+
+
+def test_changed_numbers_of_a_named_model(run: Run) -> None:
+    run("estimate", "gpt2", "--hidden", "1024", "--heads", "16", "--layers", "24", "--save-plan", "medium.json")
+    model, medium = Plan.load(Path("medium.json")).model, MODELS["gpt2-medium"]
+    assert (model.hidden, model.heads, model.kv_heads, model.ffn) == (1024, 16, 16, 4096)
+    assert model.name == "gpt2 (layers 24, hidden 1024, heads 16)"
+    assert asked(run, "--plan", "medium.json")["parameters"] == asked(run, "gpt2-medium")["parameters"]
+    assert medium.layers == model.layers
+
+
+def test_several_gpus_mean_ddp_and_the_cpu_its_own_optimizer_loop(run: Run) -> None:
+    plan = asked(run, "gpt2-tiny", "--gpus", "4")["plan"]
+    assert (plan["strategy"], plan["ranks"], plan["optimizer_kind"]) == ("ddp", 4, "foreach")
+    assert asked(run, "gpt2-tiny", "--device", "cpu")["plan"]["optimizer_kind"] == "for-loop"
+
+
+def test_a_saved_plan_gives_the_same_answer(run: Run) -> None:
+    first = asked(run, "gpt2-tiny", "--precision", "amp-bf16", "--checkpointing", "full", "--save-plan", "plan.json")
+    assert asked(run, "--plan", "plan.json") == first
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["gpt2-tiny", "--gpu", "t4"], 0),
+        (["llama-3-70b", "--gpu", "t4"], 1),
+        (["--params", "1t", "--gpu", "t4"], 1),
+    ],
+)
+def test_check_exits_1_when_it_does_not_fit(run: Run, words: list[str], code: int) -> None:
+    result = run("estimate", *words, "--check", "--format", "json")
+    assert result.exit_code == code
+    assert (json.loads(result.output)["verdict"] == "does-not-fit") == bool(code)
+
+
+# -- help ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["-h"]])
+def test_the_group_explains_itself(run: Run, words: list[str]) -> None:
+    result = run(*words)
+    assert result.exit_code == 0
+    assert "Examples:" in result.output
+    assert "  estimate " in result.output
+
+
+def test_the_help_lists_the_catalogs(run: Run) -> None:
+    text = " ".join(run("estimate", "--help").output.split()).replace("- ", "-")
+    for name in ("fsdp-full-shard", "amp-bf16", "adamw-8bit", "a100-80gb", "efficient", "markdown"):
+        assert name in text
+
+
+def test_every_example_in_the_help_runs(run: Run) -> None:
+    text = run("estimate", "--help").output
+    examples = [line.split() for line in text.splitlines() if line.startswith("    memcalc estimate ")]
+    assert 4 <= len(examples) <= 6
+    for example in examples:
+        result = run(*example[1:])
+        assert result.exit_code == (1 if "--check" in example else 0), (example, result.output)
+
+
+def test_the_version_is_the_package_s(run: Run) -> None:
+    import memcalc
+
+    assert run("--version").output == f"memcalc {memcalc.__version__}\n"
+
+
+# -- mistakes --------------------------------------------------------------------------------------
+
+
+MISTAKES = [
+    (["estimat"], "unknown command 'estimat'; did you mean 'estimate'?"),
+    (["estimate"], "give a model, one of: gpt2, "),
+    (["estimate", "gtp2"], "unknown model 'gtp2'; did you mean 'gpt2'?"),
+    (["estimate", "gpt2", "--params", "7b"], "not both the model gpt2 and --params"),
+    (["estimate", "--params", "-1"], "--params '-1' must be more than 0"),
+    (["estimate", "--params", "nan"], "--params 'nan' cannot be read; write it like 1e9"),
+    (["estimate", "--params", "1e400"], "--params '1e400' must be more than 0 and at most 1e18"),
+    (["estimate", "--params", ""], "--params '' cannot be read"),
+    (["estimate", "--params", "1.5"], "--params '1.5' is not a whole number"),
+    (["estimate", "--params", "1e9", "--heads", "4"], "--heads does not apply"),
+    (["estimate", "--params", "1e9", "--tokens", "4"], "--seq-len does not apply"),
+    (["estimate", "--params", "1e9", "--activation-per-layer", "64KB"], "not how many layers"),
+    (["estimate", "--params", "1e9", "--input-shape", "3x"], "--input-shape '' is not a whole number"),
+    (["estimate", "gpt2", "--gpus", "0"], "--gpus 0 must be at least 1"),
+    (["estimate", "gpt2", "--gpus", "3", "--nodes", "2"], "3 ranks do not divide over 2 nodes"),
+    (["estimate", "gpt2", "--heads", "5"], "5 heads do not divide hidden 768"),
+    (["estimate", "gpt2", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
+    (["estimate", "gpt2", "--micro-batch", "1.5"], "'1.5' is not a whole number"),
+    (["estimate", "gpt2", "--seq-len", "2048"], "2048 tokens are more than the 1024 positions of gpt2"),
+    (["estimate", "gpt2", "--precision", "bf61"], "unknown precision 'bf61'; did you mean 'bf16'?"),
+    (["estimate", "gpt2", "--gpu", "a100-80"], "did you mean 'a100-80gb'?"),
+    (["estimate", "gpt2", "--checkpointing", "ful"], "did you mean 'full'?"),
+    (["estimate", "gpt2", "--checkpointing", "every-0"], "write it like every-2"),
+    (["estimate", "gpt2", "--dropout", "nan"], "dropout nan must be at least 0 and below 1"),
+    (["estimate", "gpt2", "--adam", "--optimizer", "sgd"], "--adam and --optimizer sgd contradict each other"),
+    (["estimate", "gpt2", "--batchsize", "8"], "--batch-size"),
+    (["estimate", "gpt2", "--heads"], "requires an argument"),
+    (["estimate", "gpt2", "more"], "unexpected extra argument"),
+    (["estimate", "gpt2", "--check"], "--check needs --gpu NAME"),
+    (["estimate", "gpt2", "--save-plan", "no/folder/plan.json"], "cannot be written: no such file or directory"),
+    (["estimate", "gpt2", "--save-plan", ""], "--save-plan '' is not a path"),
+    (["estimate", "--plan", "missing.json"], "missing.json does not exist"),
+    (["estimate", "--plan", "."], "is a folder"),
+    (["estimate", "--plan", "missing.json", "--adam"], "says the whole plan; leave out: adam"),
+    (["estimate", "gpt2", "--layers", "1000000000000"], "layers 1000000000000 must be at most 10000"),
+    (["estimate", "gpt2", "--batch-size", "1000000000000"], "more than 4 EiB"),
+    (["estimate", "--params", "1e18"], "more than 4 EiB"),
+    (["estimate", "gpt2", "--gpus", "1000000000", "--strategy", "zero-1"], "ranks 1000000000 must be at most 1000000"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_a_mistake_costs_one_line(run: Run, words: list[str], message: str) -> None:
+    result = run(*words)
+    assert_refused(result, message)
+    assert not os.listdir(), "nothing may be written"
+
+
+def assert_refused(result: Result, message: str) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("memcalc: ")
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is empty"),
+        (b"  \n", "is empty"),
+        (b"\x80\x81\x00\xff", "it is not UTF-8 text"),
+        (b"{", "is not valid JSON"),
+        (b"[" * 100_000, "is not valid JSON"),
+        (b"{}", "is not a memcalc plan"),
+        (GPT2.to_json().replace('"memcalc_plan": 1', '"memcalc_plan": 2').encode(), "update memcalc"),
+        (GPT2.to_json().replace('"gpt2-tiny"', '"two\\nlines \\u001b[31m \\ud800"').replace('"heads": 4', '"heads": 5').encode(),
+         "5 heads do not divide"),
+    ],
+)  # fmt: skip
+def test_a_plan_file_that_is_none_costs_one_line(run: Run, content: bytes, message: str) -> None:
+    Path("plan.json").write_bytes(content)
+    assert_refused(run("estimate", "--plan", "plan.json"), message)
+    assert os.listdir() == ["plan.json"]
+
+
+def test_a_plan_that_may_not_be_read_costs_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    GPT2.save(Path("plan.json"))
+    if os.geteuid():
+        Path("plan.json").chmod(0)
+    else:  # root may read everything
+        monkeypatch.setattr(Path, "read_text", _denied)
+    assert_refused(run("estimate", "--plan", "plan.json"), "permission denied")
+
+
+def _denied(*_: object, **__: object) -> str:
+    raise PermissionError(13, "Permission denied")
+
+
+def test_a_name_from_a_file_cannot_write_to_the_terminal(run: Run) -> None:
+    Path("plan.json").write_text(GPT2.to_json().replace('"gpt2-tiny"', '"two\\nlines \\u001b[31m \\ud800"'))
+    text = run("estimate", "--plan", "plan.json").output
+    assert "two lines ?[31m ?: " in text
+    assert "\033" not in text
+
+
+# -- failures --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (MemoryError(), 2, "this machine has too little free memory"),
+        (RecursionError("too deep"), 70, "internal error RecursionError 'too deep'; please report it"),
+        (ZeroDivisionError(), 70, "internal error ZeroDivisionError; please report it"),
+        (OSError(28, "No space left on device"), 2, "no space left on device"),
+    ],
+)
+def test_a_failure_is_one_line_and_a_code(
+    run: Run, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, line: str
+) -> None:
+    @click.command()
+    def broken() -> None:
+        raise error
+
+    monkeypatch.setattr(app_module.App, "get_command", lambda *_: broken)
+    result = run("estimate")
+    assert result.exit_code == code
+    assert line in result.stderr
+    assert len(result.stderr.split("\n")) <= 3
+    assert "Traceback" not in result.stderr
+    assert "Traceback" in run("--debug", "estimate").stderr
+
+
+def memcalc_process(*words: str, **settings: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "memcalc", *words], text=True, **settings)  # type: ignore[call-overload,no-any-return]
+
+
+def test_a_reader_that_leaves_early_is_no_error(root: Path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = memcalc_process("estimate", "gpt2-tiny", cwd=root, stdout=write, stderr=subprocess.PIPE)
+    finally:
+        os.close(write)
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_behind_the_output_costs_one_line(root: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = memcalc_process("estimate", "gpt2-tiny", cwd=root, stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == ["memcalc: no space left on device"]
+
+
+def test_a_terminal_without_a_character_gets_question_marks(root: Path) -> None:
+    environment = os.environ | {"PYTHONIOENCODING": "cp866"}
+    done = memcalc_process("estimate", "gpt2-tiny", "--explain", cwd=root, env=environment, capture_output=True)
+    assert done.returncode == 0
+    assert "256 ? 64 ? 4 B" in done.stdout
