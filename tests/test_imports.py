@@ -27,7 +27,7 @@ LAYERS = [
     ["parallel"],
     ["ledger"],
     ["estimate"],
-    ["throughput", "reasons", "recommend", "measurement", "compare", "supervise", "failure", "launch", "validate"],
+    ["coefficients", "throughput", "search", "reasons", "recommend", "measurement", "compare", "supervise", "failure", "launch", "validate"],
     ["tables"],
     ["cli"],
     ["__main__"],

@@ -1,0 +1,249 @@
+"""How long a training step takes, as far as it is needed to rank plans of one job on one kind of hardware.
+
+    step = max(compute, weight traffic, host) + exposed communication + optimizer
+
+Seconds are good for order, not for clocks: see docs/formulas.md. Every coefficient stands in
+``memcalc/coefficients.py`` with its source; none was fitted to the timing of a plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from memcalc.coefficients import COEFFICIENTS
+from memcalc.hardware import GPUS, Gpu
+from memcalc.models import FAMILIES, Model
+from memcalc.optimizers import OPTIMIZERS
+from memcalc.parallel import ROOT_UNIT, shard_units
+from memcalc.plan import Plan
+from memcalc.precision import DTYPE_BYTES
+
+__all__ = ["Hardware", "StepTime", "hardware_of", "step_time"]
+
+
+def _value(name: str) -> float:
+    return COEFFICIENTS[name].value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """What one rank runs on. FLOP/s and bytes/s."""
+
+    name: str
+    flops: Mapping[str, float]
+    """Dense peak by compute dtype."""
+    efficiency: float
+    memory_bandwidth: float
+    link: float
+    """What one rank sends to its neighbour in the ring, one direction."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime:
+    """Seconds of one optimizer step on one rank. The parts after ``host`` hide behind each other; ``total`` says how."""
+
+    compute: float
+    """Matrix products of forward and backward."""
+    recompute: float
+    """Forward run again for checkpointed blocks; not part of ``compute``."""
+    traffic: float
+    """Weights read twice and gradients written once per micro batch: the floor for small batches."""
+    host: float
+    """Python starting operations: the floor for tiny models."""
+    communication: float
+    """Everything this rank sends, hidden or not."""
+    exposed: float
+    """The part of it that nothing hides."""
+    optimizer: float
+    total: float
+    samples: int
+    """Samples of the step over all ranks."""
+
+    @property
+    def seconds_per_sample(self) -> float:
+        return self.total / max(self.samples, 1)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """What a model costs, counted from its weights. FLOPs are of one forward pass per token."""
+
+    parameters: int
+    tensors: int
+    multiplied: int
+    """Parameters that take part in matrix products."""
+    blocks: int
+    """Those of them inside blocks."""
+    last: int
+    """Those of the last product of all blocks, which non-reentrant checkpointing does not run again."""
+    layers: int
+
+
+# Weights that are looked up rather than multiplied, and the product that ends a block. A block of the MLP
+# ends with a ReLU, whose output is saved, so its product has to be run again.
+_LOOKUPS = {"gpt2": ("wpe.weight",), "llama": ("embed_tokens.weight",)}
+_LAST = {"gpt2": ".mlp.c_proj.weight", "llama": ".mlp.down_proj.weight"}
+
+# Operations a block starts in forward, counted in trainers/models; backward starts about twice as many. A layer of
+# a model known by its size is taken for a GPT block.
+_OPERATIONS = {"gpt2": 14, "llama": 25, "mlp": 2, "size": 14}
+
+
+@lru_cache(maxsize=64)
+def _work(model: Model) -> _Work:
+    weights = FAMILIES[model.family].weights(model)
+    lookups, last = _LOOKUPS.get(model.family, ()), _LAST.get(model.family)
+    products = [w for w in weights if w.name not in lookups and (len(w.shape) > 1 or model.family == "size")]
+    return _Work(
+        parameters=sum(w.numel for w in weights),
+        tensors=len(weights),
+        multiplied=sum(w.numel for w in products),
+        blocks=sum(w.numel for w in products if "." in w.group),
+        last=sum(w.numel for w in products if last and w.name.endswith(last)),
+        layers=len({w.group for w in weights if "." in w.group}),
+    )
+
+
+@lru_cache(maxsize=64)
+def _state_bytes(model: Model, optimizer: str, dtype: str) -> int:
+    return sum(sum(OPTIMIZERS[optimizer].state_bytes(w, dtype)) for w in FAMILIES[model.family].weights(model))
+
+
+@lru_cache(maxsize=64)
+def _units(model: Model, every: int) -> tuple[int, int]:
+    """(parameters of the root unit, number of units): the root is gathered once for forward and backward."""
+    units = shard_units(FAMILIES[model.family].weights(model), every)
+    return sum(w.numel for w in units[ROOT_UNIT]), len(units)
+
+
+def hardware_of(plan: Plan) -> Hardware:
+    """The speeds of one rank of a plan; on a CPU one core is one rank. Raises nothing.
+
+    A plan for CUDA without a GPU is timed on an A100: only the order of plans matters.
+    """
+    if plan.device == "cpu":
+        flops = _value("cpu-core-flops")
+        return Hardware(
+            name="one CPU core", flops=dict.fromkeys(("float32", "bfloat16", "float16"), flops), efficiency=1.0,
+            memory_bandwidth=_value("cpu-memory-bandwidth"), link=_value("cpu-link"),
+        )  # fmt: skip
+    gpu = plan.gpu_row or GPUS["a100"]
+    link = gpu.link_bandwidth * _value("link-efficiency")
+    return Hardware(
+        name=gpu.name,
+        flops={dtype: gpu.flops(dtype) for dtype in ("float32", "bfloat16", "float16")},
+        efficiency=_value(f"efficiency-{_generation(gpu)}"),
+        memory_bandwidth=gpu.memory_bandwidth,
+        link=min(link, _value("node-link")) if plan.nodes > 1 else link,
+    )
+
+
+def _generation(gpu: Gpu) -> str:
+    capability = gpu.capability or (0, 0)
+    return "hopper" if capability >= (9, 0) else "ampere" if capability == (8, 0) else "other"
+
+
+def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
+    """Predicted seconds of one optimizer step.
+
+    >>> from dataclasses import replace
+    >>> from memcalc.models import MODELS
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=8, precision="amp-bf16", gpu="a100-80gb")
+    >>> plain, again = step_time(plan), step_time(replace(plan, checkpoint_every=1))
+    >>> again.compute == plain.compute, 0.1 < again.total / plain.total - 1 < 1 / 3
+    (True, True)
+    """
+    hardware = hardware or hardware_of(plan)
+    work = _work(plan.model)
+    speed = hardware.flops[plan.precision_row.compute] * hardware.efficiency
+    forward, again = _forward_flops(plan, work)
+    micro_compute, micro_again = 3 * forward / speed, again / speed
+    micro_traffic = 3 * work.multiplied * DTYPE_BYTES[plan.precision_row.compute] / hardware.memory_bandwidth
+    micro_host = _host(plan, work)
+    micro = max(micro_compute + micro_again, micro_traffic, micro_host)
+    busy = plan.accumulation * micro
+    hideable, bare = _sent(plan, work)
+    hideable, bare = hideable / hardware.link, bare / hardware.link + _broadcasts(plan, work)
+    overlap = _value("overlap-fsdp" if plan.strategy_row.backend.startswith("fsdp") else "overlap-ddp")
+    # Gathers go on through the whole step; all-reduces only in the backward pass of the last micro batch.
+    window = busy if plan.strategy_row.gathers else micro * (2 * forward + again) / (3 * forward + again or 1)
+    exposed = (1 - overlap) * hideable + max(0.0, overlap * hideable - window) + bare
+    update = _update(plan, work, hardware)
+    return StepTime(
+        compute=plan.accumulation * micro_compute,
+        recompute=plan.accumulation * micro_again,
+        traffic=plan.accumulation * micro_traffic,
+        host=plan.accumulation * micro_host,
+        communication=hideable + bare,
+        exposed=exposed,
+        optimizer=update,
+        total=busy + exposed + update,
+        samples=plan.global_batch,
+    )
+
+
+def _forward_flops(plan: Plan, work: _Work) -> tuple[float, float]:
+    """FLOPs of one forward pass, and of what checkpointing runs again, for one micro batch.
+
+    Two per multiplied parameter and token; attention adds ``4 s h`` a token and layer, half of it where the
+    kernel skips what a causal mask hides (Dao 2023, FlashAttention-2, section 3.1).
+    """
+    tokens = plan.micro_batch * max(plan.tokens, 1)
+    skips = plan.kernel in ("flash", "efficient")
+    attention = 4 * plan.tokens * plan.model.hidden * work.layers * (0.5 if skips else 1.0)
+    again = 0.0
+    if plan.checkpoint_every:
+        again = 2 * work.blocks + attention
+        if not plan.reentrant and not plan.dropout:
+            # Recomputation stops at the last saved tensor, before the product that ends a checkpoint
+            # (torch/utils/checkpoint.py, early_stop); only one block in checkpoint_every ends one.
+            again -= 2 * work.last / plan.checkpoint_every
+    return tokens * (2 * work.multiplied + attention), tokens * again
+
+
+def _host(plan: Plan, work: _Work) -> float:
+    """Seconds Python needs to start the operations of one micro batch."""
+    passes = 3 + (1 if plan.checkpoint_every else 0)
+    operations = passes * work.layers * _OPERATIONS.get(plan.model.family, 1)
+    seconds = operations * _value("launch-seconds")
+    if plan.ranks > 1 and f"unit-seconds-{plan.strategy}" in COEFFICIENTS:
+        _, units = _units(plan.model, max(plan.checkpoint_every, 1))
+        seconds += units * _value(f"unit-seconds-{plan.strategy}")
+    return seconds
+
+
+def _sent(plan: Plan, work: _Work) -> tuple[float, float]:
+    """Bytes one rank sends in a step: what can hide behind compute, and what cannot.
+
+    In units of all parameters, times (N-1)/N in a ring (Rajbhandari et al. 2020, section 7): an all-reduce is 2,
+    a gather or a reduce-scatter 1. DDP syncs once a step; FSDP gathers in every micro batch.
+    """
+    row, ring = plan.strategy_row, (plan.ranks - 1) / plan.ranks
+    full, low = DTYPE_BYTES[plan.precision_row.weights], DTYPE_BYTES[plan.precision_row.compute]
+    if plan.ranks == 1:
+        return 0.0, 0.0
+    if not row.gathers:
+        # ZeroRedundancyOptimizer broadcasts the updated weights when nothing is left to hide behind.
+        bare = work.parameters * full if row.shards_optimizer else 0
+        return 2 * work.parameters * full * ring, bare * ring
+    root, _ = _units(plan.model, max(plan.checkpoint_every, 1))
+    gathered = work.parameters + (work.parameters - root if row.reshards else 0)
+    return (plan.accumulation * gathered * low + work.parameters * full) * ring, 0.0
+
+
+def _broadcasts(plan: Plan, work: _Work) -> float:
+    alone = plan.ranks > 1 and plan.strategy_row.shards_optimizer and not plan.strategy_row.gathers
+    return work.tensors * _value("broadcast-seconds") if alone else 0.0
+
+
+def _update(plan: Plan, work: _Work, hardware: Hardware) -> float:
+    """Seconds of the optimizer step: bytes read and written over the memory's bandwidth, or the host's time."""
+    dtype = plan.precision_row.weights
+    states = _state_bytes(plan.model, plan.optimizer, dtype)
+    touched = 3 * work.parameters * DTYPE_BYTES[dtype] + 2 * states
+    fused = plan.optimizer_kind == "fused"
+    share = plan.ranks if plan.strategy_row.shards_optimizer else 1
+    host = work.tensors * _value("launch-seconds")
+    return max(touched / share * (1 if fused else _value("unfused-passes")) / hardware.memory_bandwidth, host)
