@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from memcalc.hardware import GPUS
 from memcalc.machine import FoundGpu, Machine, detect, visible
 
 MIB, GIB = 2**20, 2**30
+pytorch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
 class FakeNvml:
@@ -100,6 +102,7 @@ def test_visible_never_invents_or_repeats_a_card(setting: str | None, count: int
     assert set(shown) <= set(range(count))
 
 
+@pytorch
 @pytest.mark.parametrize("nvml", [FakeNvml([A100, T4]), FakeNvml([A100], sliced=True)], ids=["mixed", "sliced"])
 def test_torch_is_asked_where_nvml_cannot_know_what_cuda_shows(tmp_path: Path, nvml: FakeNvml) -> None:
     assert detect(
@@ -121,11 +124,6 @@ def answer(found: Any, code: int = 0) -> Any:
 class Gone(FakeNvml):
     def nvmlInit(self) -> None:
         raise self.NVMLError("library not found")
-
-
-pytorch = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode != 0, reason="needs torch"
-)
 
 
 @pytorch
