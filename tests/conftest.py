@@ -6,6 +6,11 @@ import importlib.util
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# A machine busy with something else is not a failure.
+settings.register_profile("memcalc", deadline=None)
+settings.load_profile("memcalc")
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = importlib.util.find_spec("torch") is not None

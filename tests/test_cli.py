@@ -371,3 +371,23 @@ def test_a_terminal_without_a_character_gets_question_marks(root: Path) -> None:
     done = memcalc_process("estimate", "gpt2-tiny", "--explain", cwd=root, env=environment, capture_output=True)
     assert done.returncode == 0
     assert "256 ? 64 ? 4 B" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--help"], ["estimate", "gpt2"], ["estimate", "--params", "1e9", "--adam"]])
+def test_torch_is_never_needed(root: Path, words: list[str]) -> None:
+    code = "import sys; sys.modules['torch'] = None; from memcalc.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=root, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_cold_start_loads_only_what_an_estimate_needs(root: Path) -> None:
+    code = (
+        "import sys, atexit; atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr));"
+        "from memcalc.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code, "estimate", "gpt2"], cwd=root, capture_output=True, text=True)
+    loaded = set(done.stderr.split())
+    assert "memcalc.ledger" in loaded
+    assert not loaded & {"torch", "trainers", "subprocess", "memcalc.recommend", "memcalc.launch", "memcalc.compare"}
+    done = subprocess.run([sys.executable, "-c", code, "--version"], cwd=root, capture_output=True, text=True)
+    assert not set(done.stderr.split()) & {"numpy", "tabulate", "memcalc.plan"}

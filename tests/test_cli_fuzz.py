@@ -66,9 +66,10 @@ FLAGS = [
 @st.composite
 def words(draw: st.DrawFn) -> list[str]:
     """A command line of names, options and values; each is right or wrong on its own."""
-    typed = draw(st.lists(st.sampled_from([*TINY, "gtp2"]), max_size=2, unique=True))
-    for option in draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=6, unique=True)):
-        typed += [option, draw(st.sampled_from(VALUES[option]) | st.text(max_size=8))]
+    typed = draw(st.sampled_from([[name] for name in TINY] + [[], ["gtp2"], ["mlp", "mlp"]]))
+    for option in draw(st.lists(st.sampled_from(sorted(VALUES)), max_size=5, unique=True)):
+        strange = draw(st.integers(0, 11)) == 11
+        typed = [*typed, option, draw(st.text(max_size=8) if strange else st.sampled_from(VALUES[option]))]
     return typed + draw(st.lists(st.sampled_from(FLAGS), max_size=2))
 
 

@@ -97,7 +97,7 @@ def explain(error: BaseException) -> tuple[str, int]:
     return f"internal error {type(error).__name__}{what}; please report it with the output of memcalc --debug ...", 70
 
 
-@click.group(cls=App, context_settings=SETTINGS, epilog=EXAMPLES, invoke_without_command=True)
+@click.group("memcalc", cls=App, context_settings=SETTINGS, epilog=EXAMPLES, invoke_without_command=True)
 @click.version_option(memcalc.__version__, message="memcalc %(version)s")
 @click.option(
     "--debug", is_flag=True, expose_value=False, help="Show the traceback of an error; goes before the command."
