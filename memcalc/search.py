@@ -94,7 +94,7 @@ def pure_precision(base: Plan) -> str:
 
 def activations_known(base: Plan) -> bool:
     """False for a model of which only the parameter count is known: nothing says what its layers keep."""
-    return base.model.family != "size" or bool(base.model.layer_bytes or base.model.features)
+    return base.model.family != "size" or bool(base.model.layer_bytes or (base.model.features and base.model.layers))
 
 
 def _checkpoints(base: Plan) -> tuple[int, ...]:

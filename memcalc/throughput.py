@@ -1,6 +1,6 @@
 """How long a training step takes, as far as it is needed to rank plans of one job on one kind of hardware.
 
-    step = max(compute, weight traffic, host) + exposed communication + optimizer
+    step = max(compute, weight traffic, host) + hooks + exposed communication + optimizer
 
 Seconds are good for order, not for clocks: see docs/formulas.md. Every coefficient stands in
 ``memcalc/coefficients.py`` with its source; none was fitted to the timing of a plan.
@@ -42,7 +42,7 @@ class Hardware:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Seconds of one optimizer step on one rank. The parts after ``host`` hide behind each other; ``total`` says how."""
+    """Seconds of one optimizer step on one rank, in parts; ``total`` says how they hide behind each other."""
 
     compute: float
     """Matrix products of forward and backward."""
@@ -52,6 +52,8 @@ class StepTime:
     """Weights read twice and gradients written once per micro batch: the floor for small batches."""
     host: float
     """Python starting operations: the floor for tiny models."""
+    hooks: float
+    """FSDP's work around each unit. A unit waits for its gather and the hook starts it, so it is not hidden."""
     communication: float
     """Everything this rank sends, hidden or not."""
     exposed: float
@@ -161,7 +163,7 @@ def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
     forward, again = _forward_flops(plan, work)
     micro_compute, micro_again = 3 * forward / speed, again / speed
     micro_traffic = 3 * work.multiplied * DTYPE_BYTES[plan.precision_row.compute] / hardware.memory_bandwidth
-    micro_host = _host(plan, work)
+    micro_host, micro_hooks = _host(plan, work), _hooks(plan)
     micro = max(micro_compute + micro_again, micro_traffic, micro_host)
     busy = plan.accumulation * micro
     hideable, bare = _sent(plan, work)
@@ -176,10 +178,11 @@ def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
         recompute=plan.accumulation * micro_again,
         traffic=plan.accumulation * micro_traffic,
         host=plan.accumulation * micro_host,
+        hooks=plan.accumulation * micro_hooks,
         communication=hideable + bare,
         exposed=exposed,
         optimizer=update,
-        total=busy + exposed + update,
+        total=busy + plan.accumulation * micro_hooks + exposed + update,
         samples=plan.global_batch,
     )
 
@@ -207,11 +210,16 @@ def _host(plan: Plan, work: _Work) -> float:
     """Seconds Python needs to start the operations of one micro batch."""
     passes = 3 + (1 if plan.checkpoint_every else 0)
     operations = passes * work.layers * _OPERATIONS.get(plan.model.family, 1)
-    seconds = operations * _value("launch-seconds")
-    if plan.ranks > 1 and f"unit-seconds-{plan.strategy}" in COEFFICIENTS:
-        _, units = _units(plan.model, max(plan.checkpoint_every, 1))
-        seconds += units * _value(f"unit-seconds-{plan.strategy}")
-    return seconds
+    return operations * _value("launch-seconds")
+
+
+def _hooks(plan: Plan) -> float:
+    """Seconds FSDP's hooks add to one micro batch."""
+    name = f"unit-seconds-{plan.strategy}"
+    if plan.ranks == 1 or name not in COEFFICIENTS:
+        return 0.0
+    _, units = _units(plan.model, max(plan.checkpoint_every, 1))
+    return units * _value(name)
 
 
 def _sent(plan: Plan, work: _Work) -> tuple[float, float]:

@@ -1,0 +1,229 @@
+"""Step times: counted FLOPs and bytes by ``==``, and the order of plans that public measurements show."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+
+from memcalc.coefficients import COEFFICIENTS
+from memcalc.hardware import GPUS
+from memcalc.models import MODELS, Model
+from memcalc.plan import Plan
+from memcalc.strategies import STRATEGIES
+from memcalc.throughput import StepTime, hardware_of, step_time
+from tests.plans import plans
+
+PARALLEL = [name for name, row in STRATEGIES.items() if row.parallel]
+GPT2 = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=8, precision="amp-bf16", gpu="a100-80gb")
+EIGHT = replace(GPT2, ranks=8, strategy="ddp")
+
+
+def seconds(plan: Plan, **changes: object) -> float:
+    """Predicted seconds per sample of a plan with some fields changed."""
+    return step_time(replace(plan, **changes)).seconds_per_sample  # type: ignore[arg-type]
+
+
+# -- counted, so equal -----------------------------------------------------------------------------
+
+
+def test_flops_are_those_of_the_usual_formula() -> None:
+    """6 N + 12 L H S a token (PaLM, appendix B; llm-foundry's benchmarks), half the attention skipped by flash."""
+    hardware = hardware_of(GPT2)
+    h, layers, s, vocab = 768, 12, 1024, 50257
+    products = vocab * h + layers * 12 * h * h
+    expected = 8 * s * (6 * products + 12 * layers * h * s / 2)
+    assert step_time(GPT2).compute * hardware.flops["bfloat16"] * hardware.efficiency == pytest.approx(expected, rel=1e-12)
+
+
+def test_eager_attention_does_not_skip_what_the_mask_hides() -> None:
+    flash, eager = (step_time(replace(GPT2, attention=kind)).compute for kind in ("flash", "eager"))
+    hardware = hardware_of(GPT2)
+    skipped = 8 * 1024 * 6 * 12 * 768 * 1024
+    assert (eager - flash) * hardware.flops["bfloat16"] * hardware.efficiency == pytest.approx(skipped, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "accumulation", "units"),
+    [
+        # Rajbhandari et al. 2020, section 7: all-reduce 2, gather and reduce-scatter 1, times (N-1)/N.
+        ("ddp", 1, 2), ("ddp", 4, 2), ("fsdp-no-shard", 1, 2), ("fsdp-no-shard", 4, 2),
+        ("fsdp-shard-grad-op", 1, 2), ("fsdp-shard-grad-op", 4, 5),
+        ("fsdp-full-shard", 1, 3), ("fsdp-full-shard", 4, 9),
+    ],
+)  # fmt: skip
+def test_bytes_sent_are_whole_copies_of_the_model(strategy: str, accumulation: int, units: int) -> None:
+    model = Model(name="all in blocks", family="size", parameters=10**9, layers=10)
+    plan = Plan(model=model, ranks=8, strategy=strategy, accumulation=accumulation, gpu="a100-80gb")
+    sent = step_time(plan).communication * hardware_of(plan).link
+    assert sent == pytest.approx(units * 4 * 10**9 * 7 / 8, rel=1e-12)
+
+
+def test_zero_1_sends_the_weights_again_where_nothing_hides_it() -> None:
+    model = Model(name="all in blocks", family="size", parameters=10**9, layers=10)
+    plan = Plan(model=model, ranks=8, strategy="zero-1", gpu="a100-80gb")
+    broadcasts = 10 * COEFFICIENTS["broadcast-seconds"].value
+    time = step_time(plan)
+    assert (time.communication - broadcasts) * hardware_of(plan).link == pytest.approx(3 * 4 * 10**9 * 7 / 8, rel=1e-12)
+    assert time.exposed >= 4 * 10**9 * 7 / 8 / hardware_of(plan).link + broadcasts
+
+
+def test_the_root_unit_is_gathered_once() -> None:
+    """gpt2's embeddings stay gathered from forward to backward (fully_shard's default for the root)."""
+    sent = [
+        step_time(replace(EIGHT, strategy=name)).communication * hardware_of(EIGHT).link * 8 / 7
+        for name in ("fsdp-shard-grad-op", "fsdp-full-shard")
+    ]
+    blocks = 124439808 - 50257 * 768 - 1024 * 768 - 2 * 768
+    assert sent[1] - sent[0] == pytest.approx(2 * blocks, rel=1e-9)
+
+
+def test_a_fused_adam_step_reads_four_and_writes_three() -> None:
+    time = step_time(replace(GPT2, optimizer_kind="fused"))
+    assert time.optimizer * GPUS["a100-80gb"].memory_bandwidth == pytest.approx(28 * 124439808, rel=1e-12)
+
+
+def test_between_nodes_the_slower_link_counts() -> None:
+    inside, between = (step_time(replace(EIGHT, nodes=n)).communication for n in (1, 2))
+    assert between / inside == pytest.approx(0.75 * 300e9 / 25e9)
+
+
+@pytest.mark.parametrize("row", COEFFICIENTS.values(), ids=lambda row: row.name)
+def test_every_coefficient_says_what_it_means_and_where_it_is_from(row: object) -> None:
+    assert row.value > 0  # type: ignore[attr-defined]
+    assert len(row.meaning) > 10  # type: ignore[attr-defined]
+    assert len(row.source) > 20  # type: ignore[attr-defined]
+
+
+# -- laws ------------------------------------------------------------------------------------------
+
+
+@given(plans())
+@settings(max_examples=60, deadline=None)
+def test_parts_are_sound_and_add_up(plan: Plan) -> None:
+    time = step_time(plan)
+    assert all(math.isfinite(part) and part >= 0 for part in parts(time))
+    busy = max(time.compute + time.recompute, time.traffic, time.host)
+    assert time.total == pytest.approx(busy + time.hooks + time.exposed + time.optimizer)
+    assert time.exposed <= time.communication * (1 + 1e-9)
+
+
+def parts(time: StepTime) -> list[float]:
+    return [time.compute, time.recompute, time.traffic, time.host, time.hooks, time.communication, time.exposed, time.optimizer]
+
+
+@pytest.mark.parametrize("strategy", PARALLEL)
+def test_one_rank_sends_nothing(strategy: str) -> None:
+    time = step_time(replace(GPT2, strategy=strategy))
+    assert time.communication == time.exposed == 0
+
+
+@pytest.mark.parametrize("strategy", PARALLEL)
+def test_a_larger_micro_batch_never_costs_more_per_sample(strategy: str) -> None:
+    """34B FSDP gains 10 % from micro batch 2 to 8, 70B 3 to 6 % from 2 to 6 (llm-foundry): less and less."""
+    times = [seconds(EIGHT, strategy=strategy, micro_batch=2**k) for k in range(8)]
+    assert times == sorted(times, reverse=True)
+    gains = [before / after for before, after in zip(times, times[1:], strict=False)]
+    assert gains[-1] < gains[0]
+
+
+# -- what public measurements show -----------------------------------------------------------------
+
+# Lightning's documentation on FSDP: nn.Transformer with 1,008,763,390 parameters in 64 blocks, float32, Adam, batch 1,
+# 35 tokens, two A100-40GB. Known here by its size; each token multiplies all weights once, so 35 samples.
+LIGHTNING = Plan(
+    model=Model(name="1B", family="size", parameters=1_008_763_390, layers=64, features=1024),
+    micro_batch=35, ranks=2, strategy="ddp", optimizer="adam", gpu="a100-40gb",
+)  # fmt: skip
+
+
+def test_when_all_fit_ddp_beats_shard_grad_op_beats_full_shard() -> None:
+    """DDP 4.31 it/s, SHARD_GRAD_OP 3.61, FULL_SHARD 3.19, NO_SHARD 3.04."""
+    measured = {"ddp": 4.31, "fsdp-shard-grad-op": 3.61, "fsdp-full-shard": 3.19, "fsdp-no-shard": 3.04}
+    times = {name: seconds(LIGHTNING, strategy=name) for name in measured}
+    assert sorted(times, key=times.__getitem__) == list(measured)
+    assert times["fsdp-full-shard"] / times["ddp"] == pytest.approx(4.31 / 3.19, rel=0.15)
+    assert times["fsdp-full-shard"] / times["fsdp-shard-grad-op"] == pytest.approx(3.61 / 3.19, rel=0.15)
+
+
+@pytest.mark.parametrize("gpu", ["a100-40gb", "h100-80gb", "l40s", "rtx-3090"])
+def test_the_same_order_for_a_small_gpt(gpu: str) -> None:
+    """In float32, where all send equally wide numbers (under autocast FSDP gathers 16-bit weights)."""
+    small = replace(EIGHT, gpu=gpu, micro_batch=1, tokens=128, precision="fp32", optimizer_kind="fused")
+    times = [seconds(small, strategy=name) for name in ("ddp", "fsdp-shard-grad-op", "fsdp-full-shard")]
+    assert times == sorted(times)
+
+
+def test_accumulation_widens_the_lead_of_ddp() -> None:
+    """OLMo-1B on 4 GPUs with accumulation 32: DDP 4.6 times FSDP (OLMo#762)."""
+    plan = replace(EIGHT, ranks=4, gpu="rtx-4090", micro_batch=1)
+    leads = [
+        seconds(plan, accumulation=n, strategy="fsdp-full-shard") / seconds(plan, accumulation=n) for n in (1, 4, 32)
+    ]
+    assert leads == sorted(leads)
+    assert leads[-1] > 1.5
+
+
+def test_accumulation_pays_on_slow_links() -> None:
+    """Two RTX 4090 on PCIe: DDP with accumulation 4 is 1.8 times DDP without."""
+    plan = replace(EIGHT, ranks=2, gpu="rtx-4090", micro_batch=1, tokens=256)
+    assert seconds(plan) > 1.2 * seconds(plan, accumulation=4)
+
+
+V100S = Plan(model=MODELS["gpt2-large"], tokens=1024, micro_batch=1, ranks=16, nodes=2, strategy="ddp",
+             precision="amp-fp16", gpu="v100-32gb")  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["gpt2-medium", "gpt2-large"])
+def test_sharding_wins_once_it_buys_micro_batch(model: str) -> None:
+    """16 V100: GPT-2 large DDP with micro batch 1 27.9 samples/s, ZeRO-1 with 3 69.1; medium 2.28 times."""
+    plan = replace(V100S, model=MODELS[model])
+    assert seconds(plan) > 1.3 * seconds(plan, strategy="zero-1", micro_batch=3)
+    assert seconds(plan, micro_batch=3) < 1.1 * seconds(plan, strategy="zero-1", micro_batch=3)
+
+
+def test_the_lowest_stage_that_fits_is_fastest_between_nodes() -> None:
+    """16 V100, GPT-2 XL: ZeRO-2 33.0 samples/s, ZeRO-3 12.9."""
+    plan = replace(V100S, model=MODELS["gpt2-xl"])
+    assert seconds(plan, strategy="fsdp-shard-grad-op") < seconds(plan, strategy="fsdp-full-shard")
+
+
+# 3.3B on eight A100-80GB (OpenTau): ZeRO-2 is faster than ZeRO-3 at equal batch, ZeRO-3 at 192 beats ZeRO-2 at 32.
+OPENTAU = Plan(
+    model=Model(name="3.3B", family="size", parameters=3_300_000_000, layers=36, features=1024),
+    micro_batch=8 * 50, ranks=8, strategy="ddp", precision="amp-bf16", gpu="a100-80gb",
+)  # fmt: skip
+
+
+def test_fit_and_batch_decide_between_the_stages() -> None:
+    shard_grad_op = [seconds(OPENTAU, strategy="fsdp-shard-grad-op", micro_batch=50 * b) for b in (8, 16, 32)]
+    full_shard = [seconds(OPENTAU, strategy="fsdp-full-shard", micro_batch=50 * b) for b in (8, 16, 32, 192)]
+    assert all(two < three for two, three in zip(shard_grad_op, full_shard, strict=False))
+    assert full_shard[-1] < shard_grad_op[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "reentrant"),
+    [("llama-2-7b", 4096, False), ("gpt2-xl", 1024, False), ("gpt2-xl", 1024, True), ("llama-3-8b", 2048, False)],
+)
+def test_checkpointing_costs_a_fifth_to_a_third(model: str, tokens: int, reentrant: bool) -> None:
+    """+26 % (1.3B on V100), +25 % (Llama-7B on 8 H100), +27 % (3B, torchtune; BERT-base), +21 % (MAR-L)."""
+    plan = Plan(model=MODELS[model], tokens=tokens, micro_batch=16384 // tokens, ranks=8, strategy="fsdp-full-shard",
+                precision="amp-bf16", gpu="h100-80gb")  # fmt: skip
+    cost = seconds(plan, checkpoint_every=1, reentrant=reentrant) / seconds(plan)
+    assert 1.18 < cost < 1.33
+
+
+def test_checkpointing_is_free_where_links_are_the_limit() -> None:
+    """InternEvo, 1024 GPUs, 4M tokens: 2341 tokens/s with, 2346 without."""
+    plan = Plan(model=MODELS["llama-2-7b"], tokens=512, micro_batch=1, ranks=64, nodes=8, strategy="fsdp-full-shard",
+                precision="amp-bf16", gpu="a100-80gb")  # fmt: skip
+    assert seconds(plan, checkpoint_every=1) < 1.02 * seconds(plan)
+
+
+def test_zero_1_may_beat_ddp_but_not_by_much() -> None:
+    """ZeRO-1 beats DDP by 6 % (fairscale#800); BERT-base is equal (DeepSpeedExamples)."""
+    plan = replace(EIGHT, micro_batch=16, optimizer_kind="fused")
+    assert seconds(plan, strategy="zero-1") == pytest.approx(seconds(plan), rel=0.06)
