@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 
 __all__ = ["Boundary", "Event", "History"]
 
 _COMMUNICATION = ("FSDP::", "c10d::", "gloo:", "nccl:")
+_NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,67 +39,125 @@ class Boundary:
     moment: str
 
 
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The stretch from one boundary to the next: its rows, and the most bytes in use within it."""
+
+    step: int
+    moment: str
+    first: int
+    end: int
+    peak: int
+
+
 class History:
-    """Events with each free paired to its allocation; frees of what was allocated earlier are dropped."""
+    """Allocations and their frees in order of time, as arrays with one row per event.
+
+    Frees of what was allocated before the first event are dropped.
+    """
 
     def __init__(self, events: Sequence[Event], boundaries: Sequence[Boundary]) -> None:
-        self.boundaries = list(boundaries)
-        self.names: list[str] = []
-        rows: list[tuple[int, int, int, int]] = []  # time, ident, bytes, address
-        open_: dict[int, tuple[int, int]] = {}
+        self.boundaries = sorted(boundaries, key=lambda boundary: boundary.time)
+        born: list[Event] = []
+        died: list[int] = []
+        open_: dict[int, int] = {}
         for event in sorted(events, key=lambda event: event.time):
             held = open_.pop(event.address, None)
             if held is not None:
-                # An address that is allocated again was freed, even where a thread did not report it.
-                rows.append((event.time, held[0], -held[1], event.address))
+                # An address that is allocated again was freed, even where its free was not seen.
+                died[held] = event.time
             if event.bytes > 0:
-                open_[event.address] = (len(self.names), event.bytes)
-                rows.append((event.time, len(self.names), event.bytes, event.address))
-                self.names.append(event.name)
-        table = np.array(rows, dtype=np.int64).reshape(-1, 4)
-        self.time, self.ident, self.bytes, self.address = table.T
-        self.live = np.cumsum(self.bytes)
-        self.starts = np.searchsorted(self.time, [boundary.time for boundary in self.boundaries])
+                open_[event.address] = len(born)
+                born.append(event)
+                died.append(_NEVER)
+        self.names = [event.name for event in born]
+        self.address = np.array([event.address for event in born], dtype=np.int64)
+        self.size = np.array([event.bytes for event in born], dtype=np.int64)
+        self.born = np.array([event.time for event in born], dtype=np.int64)
+        self.died = np.array(died, dtype=np.int64)
+        self._shorten()
+        self._order()
 
-    def windows(self) -> list[tuple[Boundary, int, int, int]]:
-        """Each boundary with the range of its events and the most bytes in use within it."""
-        ends = [*self.starts[1:], len(self.time)]
+    def _shorten(self) -> None:
+        """Give each allocation of a step the shortest life that the same allocation had in any step.
+
+        A gloo thread may be the last to let go of a buffer, microseconds after the collective; the profiler does
+        not see that thread's frees, so now and then a buffer seems to live on until its address is used again.
+        Lives are counted in ticks, one for each allocation and boundary, which come in the same order in every
+        step; only lives that end within their step are compared.
+        """
+        ends = [*(boundary.time for boundary in self.boundaries[1:]), _NEVER]
+        within = [(boundary.step, boundary.time, end) for boundary, end in zip(self.boundaries, ends, strict=True) if boundary.step >= 0]
+        steps = sorted({step for step, _, _ in within})
+        if not steps:
+            return
+        spans = {step: (min(b for s, b, _ in within if s == step), max(e for s, _, e in within if s == step)) for step in steps}
+        idents = {step: np.arange(*np.searchsorted(self.born, span)) for step, span in spans.items()}
+        clock = np.sort(np.concatenate([*(self.born[found] for found in idents.values()), [begin for _, begin, _ in within]]))
+        born, died = np.searchsorted(clock, self.born), np.searchsorted(clock, self.died)
+        last = idents[steps[-1]]
+        best = np.full(len(last), _NEVER)
+        same = {step: self._common(idents[step], last) for step in steps}
+        for step, found in same.items():
+            whole = len(found) == len(idents[step])
+            limit = spans[step][1] if whole else self.born[found[-1]] if len(found) else 0
+            life = np.where(self.died[found] <= limit, died[found] - born[found], _NEVER)
+            best[: len(found)] = np.minimum(best[: len(found)], life)
+        for found in same.values():
+            late = died[found] - born[found] > best[: len(found)]
+            self.died[found[late]] = clock[(born[found] + best[: len(found)])[late]] - 1
+
+    def _common(self, idents: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first of ``idents`` that have the sizes of the last step's allocations."""
+        count = min(len(idents), len(last))
+        differ = np.flatnonzero(self.size[idents[:count]] != self.size[last[:count]])
+        return idents[: differ[0] if len(differ) else count]
+
+    def _order(self) -> None:
+        freed = np.flatnonzero(self.died != _NEVER)
+        times = np.concatenate([self.born, self.died[freed]])
+        idents = np.concatenate([np.arange(len(self.born)), freed])
+        delta = np.concatenate([self.size, -self.size[freed]])
+        order = np.lexsort((delta > 0, times))  # at the same time a free comes first
+        self.time, self.ident, self.delta = times[order], idents[order], delta[order]
+        self.live = np.cumsum(self.delta)
+
+    def windows(self) -> list[Window]:
+        """One for each boundary."""
+        starts = np.searchsorted(self.time, [boundary.time for boundary in self.boundaries])
         found = []
-        for boundary, first, end in zip(self.boundaries, self.starts, ends, strict=True):
+        for boundary, first, end in zip(self.boundaries, starts, [*starts[1:], len(self.time)], strict=True):
             before = int(self.live[first - 1]) if first else 0
-            found.append((boundary, int(first), int(end), max(before, int(self.live[first:end].max(initial=0)))))
-        return found
-
-    def alive(self, row: int) -> dict[int, int]:
-        """What is in use before a row: ident to the row of its allocation."""
-        found: dict[int, int] = {}
-        for index in range(row):
-            if self.bytes[index] > 0:
-                found[int(self.ident[index])] = index
-            else:
-                found.pop(int(self.ident[index]), None)
+            peak = max(before, int(self.live[first:end].max(initial=0)))
+            found.append(Window(boundary.step, boundary.moment, int(first), int(end), peak))
         return found
 
     def identify(self, time: int, addresses: Mapping[int, str]) -> dict[int, str]:
-        """Categories of the idents that are in use at these addresses at a time."""
-        alive = self.alive(int(np.searchsorted(self.time, time)))
-        return {ident: addresses[int(self.address[row])] for ident, row in alive.items() if int(self.address[row]) in addresses}
+        """Categories of the allocations that are in use at these addresses at a time."""
+        alive = np.flatnonzero((self.born < time) & (self.died >= time))
+        return {int(i): addresses[int(self.address[i])] for i in alive if int(self.address[i]) in addresses}
 
     def timeline(self, step: int, known: Mapping[int, str]) -> Timeline:
-        """One step. ``known`` tells the category of idents; the others go by the moment of their allocation."""
-        windows = [window for window in self.windows() if window[0].step == step]
-        rows = [(row, "start") for row in self.alive(windows[0][1]).values()]
-        rows += [(row, boundary.moment) for boundary, begin, end, _ in windows for row in range(begin, end)]
-        born = {int(self.ident[row]): moment for row, moment in reversed(rows) if self.bytes[row] > 0}
-        order = {ident: index for index, ident in enumerate(sorted(born))}
-        category = {ident: known.get(ident) or self._category(ident, moment) for ident, moment in born.items()}
-        idents = [int(self.ident[row]) for row, _ in rows]
+        """One step, with what was alive when it began first.
+
+        ``known`` tells the category of allocations; the others go by the moment they were made in.
+        """
+        windows = [window for window in self.windows() if window.step == step]
+        begin = next(boundary.time for boundary in self.boundaries if boundary.step == step)
+        alive = np.flatnonzero((self.born < begin) & (self.died >= begin))
+        rows = np.concatenate([np.arange(window.first, window.end) for window in windows])
+        moments = [window.moment for window in windows for _ in range(window.first, window.end)]
+        idents = np.concatenate([alive, self.ident[rows]])
+        moments = ["start"] * len(alive) + moments
+        made = dict(zip(idents[::-1].tolist(), moments[::-1], strict=True))
+        order = {ident: index for index, ident in enumerate(sorted(made))}
+        category = {ident: known.get(ident) or self._category(ident, moment) for ident, moment in made.items()}
         return Timeline(
             names=tuple(self.names[ident] for ident in order),
-            ident=np.array([order[ident] for ident in idents], dtype=np.int64),
-            category=np.array([CATEGORIES.index(category[ident]) for ident in idents], dtype=np.int8),
-            moment=np.array([MOMENTS.index(moment) for _, moment in rows], dtype=np.int8),
-            delta=self.bytes[[row for row, _ in rows]],
+            ident=np.array([order[ident] for ident in idents.tolist()], dtype=np.int64),
+            category=np.array([CATEGORIES.index(category[ident]) for ident in idents.tolist()], dtype=np.int8),
+            moment=np.array([MOMENTS.index(moment) for moment in moments], dtype=np.int8),
+            delta=np.concatenate([self.size[alive], self.delta[rows]]),
         )
 
     def _category(self, ident: int, moment: str) -> str:

@@ -82,7 +82,10 @@ class _Sizes:
         states = (value for state in prepared.states.state.values() for value in state.values())
         self.optimizer = storages(states, self.device)
 
-    def categories(self, history: History, backward_end: int, step_end: int) -> dict[int, str]:
+    def categories(self, history: History, last_step: int) -> dict[int, str]:
+        """Categories of the history's allocations: gradients by their address after the last backward."""
+        backward_end = max(b.time for b in history.boundaries if (b.step, b.moment) == (last_step, "step"))
+        step_end = history.boundaries[-1].time
         lasting = dict.fromkeys(self.parameters, "parameters") | dict.fromkeys(self.optimizer, "optimizer")
         gradients = history.identify(backward_end, dict.fromkeys(self.gradients, "gradients"))
         return gradients | history.identify(step_end, lasting)
@@ -122,21 +125,18 @@ class CpuMeter:
         events: list[Event] = []
         boundaries: list[Boundary] = []
         _walk(self.profile.profiler.kineto_results.experimental_event_tree(), (), events, boundaries)
-        boundaries.sort(key=lambda boundary: boundary.time)
         history = History(events, boundaries)
         windows = history.windows()
-        steady = _steady(min(b.step for b in boundaries if b.step >= 0), self.last_step)
-        peaks = {(b.step, b.moment): 0 for b in boundaries}
-        for boundary, _, _, peak in windows:
-            key = boundary.step, boundary.moment
-            peaks[key] = max(peaks[key], peak)
-        begin = next(window[1] for window in windows if window[0].step == steady[0])
-        backward_end = max(b.time for b in boundaries if (b.step, b.moment) == (self.last_step, "step"))
-        known = self.sizes.categories(history, backward_end, boundaries[-1].time)
+        steady = _steady(min(window.step for window in windows if window.step >= 0), self.last_step)
+        peaks: dict[tuple[int, str], int] = {}
+        for window in windows:
+            key = window.step, window.moment
+            peaks[key] = max(peaks.get(key, 0), window.peak)
+        begin = next(window.first for window in windows if window.step == steady[0])
         return _measurement(
             self, rank, {key: peak for key, peak in peaks.items() if key[0] in steady},
             init_peak=int(history.live[:begin].max(initial=0)),
-            timeline=history.timeline(self.last_step, known),
+            timeline=history.timeline(self.last_step, self.sizes.categories(history, self.last_step)),
         )  # fmt: skip
 
 
@@ -200,15 +200,13 @@ class CudaMeter:
             if entry["action"] in signs
         ]
         history = History([*self.baseline, *events], self.boundaries)
-        backward_end = max(b.time for b in self.boundaries if b.moment == "step")
-        known = self.sizes.categories(history, backward_end, self.boundaries[-1].time)
         first = min(step for step, _ in self.peaks if step >= 0)
         steady = _steady(first, self.last_step)
         early = [peak for (step, _), peak in self.peaks.items() if step not in steady]
         return _measurement(
             self, rank, {key: peak for key, peak in self.peaks.items() if key[0] in steady},
             init_peak=max(early, default=0),
-            timeline=history.timeline(self.last_step, known),
+            timeline=history.timeline(self.last_step, self.sizes.categories(history, self.last_step)),
             reserved_peak=max(size for key, size in self.reserved.items() if key[0] in steady),
             device_peak=max(size for key, size in self.used.items() if key[0] in steady),
         )  # fmt: skip

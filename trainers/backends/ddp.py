@@ -34,4 +34,6 @@ def replicate(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Dist
         process_group=mesh.get_group(),
         bucket_cap_mb=plan.bucket_mb,
         gradient_as_bucket_view=plan.bucket_views,
+        # Every rank has made the same values; sending them round would take a second copy of the model.
+        init_sync=False,
     )

@@ -28,7 +28,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         sharding_strategy=ShardingStrategy.NO_SHARD,
         auto_wrap_policy=ModuleWrapPolicy({type(unit) for unit in units(model, plan)}),
         use_orig_params=True,
-        device_id=device if device.type == "cuda" else None,
+        device_id=device,
     )
     optimizer = optimizers.make(wrapped.parameters(), plan)
     return Prepared(model=wrapped, optimizer=optimizer, states=optimizer, accumulate=wrapped.no_sync)
