@@ -59,10 +59,14 @@ def _rows(found: Estimate) -> Iterator[Row]:
     for what, size in held.items():
         yield "model states", what, size, size
     yield "model states", "model states in all", sum(held.values()), sum(held.values())
+    for category in ("activations", "inputs", "communication"):
+        most = max(found.timeline.at_moment(moment, category) for moment in MOMENTS)
+        if most:
+            yield "on top, at most", category, most, most
     in_step = found.timeline.at_moment("step", "temporary")
     if in_step:
         what = "temporary list" if found.plan.optimizer_kind == "foreach" else "temporaries"
-        yield "on top", f"{what} in the optimizer step ({found.plan.optimizer_kind})", in_step, in_step
+        yield "on top, at most", f"{what} in the optimizer step ({found.plan.optimizer_kind})", in_step, in_step
     for category, size in found.peak.by_category.items():
         if size:
             yield f"at the peak ({found.peak.moment})", category, size, size
