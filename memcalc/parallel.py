@@ -229,6 +229,7 @@ class FullyShard(Replicated):
             ]
         self.gathered[unit] = self._flat(f"{unit} gather", self.numel(unit), self.low)
         casts.clear()
+        self._gloo_copy(f"{unit} gather", self.numel(unit), self.low)
 
     def _copy_out(self, unit: str) -> None:
         if unit in self.full:
@@ -278,8 +279,19 @@ class FullyShard(Replicated):
             return
         self.reduce_input = None
         self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.dtype)
+        # A loop variable of foreach_reduce still holds the last gradient when the list of them is cleared.
+        last = self.unsharded[unit].get(self.units[unit][-1].name) if self.plan.ranks > 1 else None
         self.unsharded[unit].clear()
-        self.grads.setdefault(unit, self._reduced(unit))
+        reduced = self._reduced(unit)
+        self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.dtype)
+        del last
+        self.grads.setdefault(unit, reduced)
+
+    def _gloo_copy(self, name: str, numel: int, dtype: str) -> None:
+        """gloo, the backend on CPUs, works on a copy of what it gathers and of what it reduces and scatters."""
+        if self.plan.device == "cpu" and self.plan.ranks > 1:
+            copy = self._flat(f"{name} copy in gloo", numel, dtype)
+            del copy
 
     def _reduced(self, unit: str) -> Storage:
         return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.ranks)
