@@ -1,0 +1,184 @@
+"""``memcalc recommend`` as people use it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memcalc.cli.app import app
+from memcalc.machine import FoundGpu, Machine
+from memcalc.plan import Plan
+
+Run = Callable[..., Result]
+CPUS = Machine(gpus=(), cores=4, ram_bytes=8 * 2**30)
+TWO_A100 = Machine(gpus=(FoundGpu(name="a100-40gb", usable_bytes=42 * 10**9, free_bytes=41 * 10**9),) * 2, cores=8, ram_bytes=2**36)
+UNKNOWN = Machine(gpus=(FoundGpu(name="NVIDIA Z9", usable_bytes=30 * 10**9, free_bytes=30 * 10**9),), cores=8, ram_bytes=2**36)
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``run("gpt2", machine=CPUS)`` in an empty folder, on a machine that is made up."""
+    monkeypatch.chdir(tmp_path)
+
+    def recommend(*words: str, machine: Machine = CPUS) -> Result:
+        monkeypatch.setattr("memcalc.machine.detect", lambda: machine)
+        return CliRunner().invoke(app, ["recommend", *words])
+
+    return recommend
+
+
+def asked(result: Result) -> dict[str, Any]:
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def test_the_table_shows_plans_reasons_and_what_comes_next(run: Run) -> None:
+    result = run("gpt2-xl", "--gpus", "4", "--gpu", "a100-40gb")
+    assert result.exit_code == 0, result.output
+    lines = result.output.splitlines()
+    assert "gpt2-xl: 1,557,611,200 parameters on 4 x a100-40gb" in lines[1]
+    head = next(line for line in lines if "checkpointing" in line and "headroom" in line)
+    assert head.split()[:3] == ["strategy", "ranks", "checkpointing"]
+    assert any(line.startswith("  1: ") for line in lines)
+    broken = next(line for line in lines if line.startswith("  does not fit: ddp"))
+    assert "too much; at the peak in step the largest part is optimizer, 12.461 GB (11.605 GiB)" in broken
+    assert lines[-1] == "  memcalc launch plan.json --steps 200 --out run"
+
+
+def test_json_holds_plans_that_can_be_read_back(run: Run) -> None:
+    found = asked(run("gpt2", "--gpus", "2", "--gpu", "t4", "--format", "json", "--top", "2"))
+    assert len(found["plans"]) == 2
+    for row in found["plans"]:
+        plan = Plan.from_dict(row["plan"])
+        assert (plan.ranks, plan.gpu, plan.precision) == (2, "t4", "amp-fp16")
+        assert row["peak_bytes"] < row["needed_bytes"] == found["capacity_bytes"] - row["headroom_bytes"]
+        assert 0 < row["relative_speed"] <= 1
+
+
+def test_csv_and_markdown(run: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(run("gpt2", "--gpu", "t4", "--format", "csv").output)))
+    assert rows[0]["strategy"] == "single"
+    assert int(rows[0]["peak_bytes"]) > 10**9
+    text = run("gpt2", "--gpu", "t4", "--format", "markdown").output
+    assert text.startswith("**single: ")
+    assert "|" in text
+
+
+def test_what_is_given_is_kept(run: Run) -> None:
+    words = ["--strategy", "zero-1", "--checkpointing", "full", "--batch-size", "3", "--precision", "fp32", "--seq-len", "64"]
+    found = asked(run("gpt2", "--gpus", "2", "--gpu", "a100-80gb", *words, "--format", "json"))
+    assert found["tried"] == 1
+    plan = found["plans"][0]["plan"]
+    said = [plan[key] for key in ("strategy", "checkpoint_every", "micro_batch", "precision", "tokens")]
+    assert said == ["zero-1", 1, 3, "fp32", 64]
+
+
+def test_a_global_batch_is_made_of_micro_batches(run: Run) -> None:
+    found = asked(run("gpt2", "--gpus", "2", "--gpu", "t4", "--global-batch", "96", "--format", "json"))
+    for row in found["plans"]:
+        assert row["plan"]["micro_batch"] * row["plan"]["accumulation"] * 2 == 96
+
+
+def test_pure_16_bit_only_when_asked(run: Run) -> None:
+    words = ["gpt2", "--gpus", "2", "--gpu", "a100-80gb", "--format", "json", "--top", "50"]
+    assert {row["plan"]["precision"] for row in asked(run(*words))["plans"]} == {"amp-bf16"}
+    both = asked(run(*words, "--allow-pure-16bit"))["plans"]
+    assert {row["plan"]["precision"] for row in both} == {"amp-bf16", "bf16"}
+
+
+# -- where -----------------------------------------------------------------------------------------
+
+
+def test_this_machines_gpus_are_the_default(run: Run) -> None:
+    found = asked(run("gpt2", "--format", "json", machine=TWO_A100))
+    assert found["capacity_bytes"] == 42 * 10**9
+    assert {(row["plan"]["gpu"], row["plan"]["ranks"]) for row in found["plans"]} == {("a100-40gb", 2)}
+    assert asked(run("gpt2", "--gpus", "1", "--format", "json", machine=TWO_A100))["plans"][0]["plan"]["strategy"] == "single"
+
+
+def test_a_card_that_is_not_in_the_catalog_counts_with_its_memory(run: Run) -> None:
+    found = asked(run("gpt2", "--format", "json", machine=UNKNOWN))
+    assert found["capacity_bytes"] == 30 * 10**9
+    assert found["plans"][0]["plan"]["gpu"] is None
+
+
+def test_without_gpus_the_cores_are_used(run: Run) -> None:
+    found = asked(run("gpt2-tiny", "--format", "json", "--top", "50"))
+    assert {row["plan"]["ranks"] for row in found["plans"]} == {1, 2, 4}
+    assert {row["plan"]["device"] for row in found["plans"]} == {"cpu"}
+    assert found["plans"][0]["plan"]["ranks"] == 4
+    assert asked(run("gpt2-tiny", "--device", "cpu", "--gpus", "2", "--format", "json"))["plans"][0]["plan"]["ranks"] == 2
+    assert asked(run("gpt2-tiny", "--strategy", "single", "--format", "json"))["plans"][0]["plan"]["ranks"] == 1
+
+
+# -- saving and launching --------------------------------------------------------------------------
+
+
+def test_the_first_plan_is_saved(run: Run) -> None:
+    result = run("gpt2", "--gpu", "t4", "--save-plan", "mine.json")
+    assert result.exit_code == 0, result.output
+    assert "memcalc launch mine.json" in result.output
+    assert Plan.load(Path("mine.json")).gpu == "t4"
+
+
+def test_launch_trains_the_first_plan(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    monkeypatch.setattr("memcalc.cli.launch.run_and_show", lambda plan, **rest: calls.append((plan, rest)))
+    result = run("gpt2-tiny", "--launch", "--steps", "5", "--out", "run")
+    assert result.exit_code == 0, result.output
+    ((plan, rest),) = calls
+    assert (plan.ranks, plan.device) == (4, "cpu")
+    assert (rest["out"], rest["training"].steps, rest["training"].data) == (Path("run"), 5, None)
+
+
+# -- what cannot be done ---------------------------------------------------------------------------
+
+
+def test_when_nothing_fits_it_exits_with_1_and_says_what_would(run: Run) -> None:
+    result = run("gpt2-xl", "--gpu", "t4", "--save-plan", "no.json")
+    assert result.exit_code == 1
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("memcalc: nothing fits; the closest is single, micro batch 1 on 1 rank")
+    assert "what would do: --gpus 4, or --gpu " in line
+    assert not Path("no.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["gpt2", "--gpus", "8"], "no GPU that can be seen"),
+        (["gpt2", "--gpus", "0", "--gpu", "t4"], "--gpus 0 must be at least 1"),
+        (["gpt2", "--gpu", "t5"], "did you mean 't4'"),
+        (["gpt3", "--gpu", "t4"], "unknown model 'gpt3'"),
+        (["gpt2", "--gpus", "3", "--gpu", "t4", "--global-batch", "8"], "take 6 or 9"),
+        (["gpt2", "--gpu", "t4", "--global-batch", "8", "--accumulation", "2"], "leave out --accumulation"),
+        (["gpt2", "--gpu", "t4", "--global-batch", "8", "--batch-size", "3"], "no micro batch divides global batch 8"),
+        (["gpt2", "--gpu", "t4", "--device", "cpu"], "contradict each other"),
+        (["gpt2", "--gpu", "t4", "--top", "0"], "--top 0 must be at least 1"),
+        (["gpt2", "--gpu", "t4", "--strategy", "single", "--gpus", "2"], "strategy single runs on 1 rank"),
+        (["gpt2", "--gpu", "t4", "--launch"], "--launch needs --out"),
+        (["gpt2", "--gpu", "t4", "--steps", "5"], "belong to --launch"),
+        (["gpt2", "--gpu", "t4", "--save-plan", "no/such/plan.json"], "no such file"),
+        (["gpt2", "--gpu", "t4", "--heads", "7"], "7"),
+        (["--gpu", "t4"], "give a model"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_with_2(run: Run, words: list[str], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert said in line
+
+
+def test_help_teaches_by_example(run: Run) -> None:
+    text = run("--help").output
+    assert "memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb" in text
+    assert "--allow-pure-16bit" in text

@@ -1,0 +1,243 @@
+"""Recommendations: what is recommended fits, and nothing of the searched set that fits is better."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalc.errors import InputError, PlanError
+from memcalc.estimate import estimate
+from memcalc.hardware import GPUS
+from memcalc.models import MODELS, Model
+from memcalc.plan import Plan
+from memcalc.recommend import TIE, candidates, next_plan, recommend, remedies
+from memcalc.search import MICRO_BATCHES, default_precisions, search
+from memcalc.strategies import STRATEGIES
+from memcalc.throughput import step_time
+from tests.plans import models
+
+PARALLEL = [name for name, row in STRATEGIES.items() if row.parallel]
+GPT2 = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=8, strategy="ddp", gpu="a100-80gb")
+TINY = Plan(model=MODELS["gpt2-tiny"], tokens=128, micro_batch=1, ranks=2, strategy="ddp", gpu="a100-80gb")
+
+
+def brute_force(base: Plan, capacity: int, micro_batches: list[int]) -> list[Plan]:
+    """Every plan that fits, through the public estimate, one plan at a time."""
+    names = PARALLEL if base.ranks > 1 else ["single"]
+    found = [
+        replace(base, strategy=name, checkpoint_every=every, precision=precision, micro_batch=size)
+        for name, every, precision, size in itertools.product(names, (0, 1), ("fp32", "bf16"), micro_batches)
+    ]
+    return [plan for plan in found if estimate(plan).device.high <= capacity]
+
+
+@given(
+    models().filter(lambda model: model.family != "size"),
+    st.integers(1, 4),
+    st.integers(0, 2**22),
+    st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
+)
+@settings(max_examples=40, deadline=None)
+def test_what_is_recommended_fits_and_nothing_that_fits_is_better(
+    model: Model, ranks: int, room: int, sizes: list[int]
+) -> None:
+    tokens = model.context if model.context else 0
+    base = Plan(model=model, tokens=tokens, micro_batch=1, ranks=ranks, strategy="ddp", gpu="a100-80gb")
+    least = estimate(replace(base, precision="bf16", strategy="fsdp-full-shard")).device.high
+    capacity = least + room - 2**20
+    found = recommend(base, capacity=capacity, precisions=["fp32", "bf16"], micro_batches=sizes)
+    fitting = brute_force(base, capacity, sizes)
+    assert bool(found.plans) == bool(fitting)
+    assert found.tried == len(PARALLEL if ranks > 1 else ["single"]) * 2 * 2 * len(sizes)
+    for choice in found.plans:
+        assert choice.plan in fitting
+        assert choice.peak == estimate(choice.plan).peak.bytes
+        assert choice.headroom == capacity - estimate(choice.plan).device.high >= 0
+    if fitting:
+        fastest = min(step_time(plan).seconds_per_sample for plan in fitting)
+        first = found.plans[0]
+        assert first.time.seconds_per_sample <= (1 + TIE) * fastest
+        assert first.speed == pytest.approx(fastest / first.time.seconds_per_sample)
+        assert max(choice.speed for choice in found.plans) <= 1
+
+
+def test_ties_go_to_the_simpler_plan() -> None:
+    found = list(candidates(search(GPT2)))
+    first = recommend(GPT2).plans[0]
+    fitting = [c for c in found if c.needed <= GPUS["a100-80gb"].usable_bytes]
+    fastest = min(c.time.seconds_per_sample for c in fitting)
+    equal = [c.plan for c in fitting if c.time.seconds_per_sample <= (1 + TIE) * fastest]
+    order = list(STRATEGIES)
+    assert order.index(first.plan.strategy) == min(order.index(plan.strategy) for plan in equal)
+    same = [plan for plan in equal if (plan.strategy, plan.checkpoint_every) == (first.plan.strategy, 0)]
+    assert first.plan.micro_batch == min(plan.micro_batch for plan in same)
+    assert not first.plan.checkpoint_every
+
+
+def test_one_row_per_structure_and_as_many_as_asked() -> None:
+    found = recommend(GPT2, top=3)
+    assert len({(c.plan.strategy, c.plan.checkpoint_every, c.plan.precision) for c in found.plans}) == 3
+    assert recommend(GPT2, top=1).plans == found.plans[:1]
+
+
+def test_the_estimate_calls_every_recommended_plan_fitting() -> None:
+    for choice in recommend(replace(GPT2, model=MODELS["gpt2-xl"], gpu="rtx-3090"), top=20).plans:
+        assert estimate(choice.plan).verdict == "fits"
+
+
+# -- choices ---------------------------------------------------------------------------------------
+
+
+def test_a_given_choice_is_kept() -> None:
+    found = recommend(GPT2, strategies=["zero-1"], checkpoints=[1], precisions=["fp32"], micro_batches=[5], top=20)
+    assert found.tried == 1
+    (choice,) = found.plans
+    said = (choice.plan.strategy, choice.plan.checkpoint_every, choice.plan.precision, choice.plan.micro_batch)
+    assert said == ("zero-1", 1, "fp32", 5)
+
+
+@pytest.mark.parametrize("total", [8, 24, 56, 512])
+def test_a_global_batch_is_met_exactly(total: int) -> None:
+    found = list(candidates(search(GPT2, global_batch=total)))
+    assert {c.plan.global_batch for c in found} == {total}
+    assert {c.plan.micro_batch for c in found} == {n for n in range(1, total + 1) if (total // 8) % n == 0}
+
+
+def test_a_global_batch_that_does_not_divide_is_refused_with_one_that_does() -> None:
+    with pytest.raises(PlanError, match="global batch 20 does not divide over 8 ranks; take 16 or 24"):
+        recommend(GPT2, global_batch=20)
+
+
+def test_without_a_gpu_or_a_capacity_there_is_nothing_to_fit_on() -> None:
+    with pytest.raises(InputError, match="say how much memory"):
+        recommend(replace(GPT2, gpu=None))
+
+
+@pytest.mark.parametrize(
+    ("gpu", "device", "expected"),
+    [
+        ("a100-80gb", "cuda", "amp-bf16"), ("mi300x", "cuda", "amp-bf16"), (None, "cuda", "amp-bf16"),
+        ("t4", "cuda", "amp-fp16"), ("v100-16gb", "cuda", "amp-fp16"), ("p100-16gb", "cuda", "fp32"),
+        (None, "cpu", "fp32"),
+    ],
+)  # fmt: skip
+def test_weights_stay_in_float32_unless_asked_otherwise(gpu: str | None, device: str, expected: str) -> None:
+    assert default_precisions(replace(GPT2, gpu=gpu, device=device)) == (expected,)
+
+
+def test_micro_batches_are_powers_of_two_and_the_steps_between() -> None:
+    assert MICRO_BATCHES[:8] == (1, 2, 3, 4, 6, 8, 12, 16)
+    assert MICRO_BATCHES[-1] == 1024
+
+
+def test_on_cpus_all_ranks_share_the_ram() -> None:
+    base = replace(TINY, device="cpu", gpu=None, optimizer_kind="for-loop")
+    ram = 2 * 2**30
+    found = recommend(base, capacity=ram, ranks=[1, 2], top=20)
+    assert {c.plan.ranks for c in found.plans} == {1, 2}
+    assert found.plans[0].plan.ranks == 2
+    for choice in found.plans:
+        assert choice.plan.strategy == "single" or choice.plan.ranks == 2
+        assert choice.plan.ranks * choice.needed <= ram
+    few = recommend(base, capacity=2**29, ranks=[1, 2])
+    assert not few.plans
+
+
+# -- reasons ---------------------------------------------------------------------------------------
+
+
+def test_reasons_speak_of_what_was_searched() -> None:
+    whole = recommend(GPT2, top=20)
+    by_strategy = {c.plan.strategy: c.reason for c in reversed(whole.plans)}
+    assert by_strategy["ddp"].startswith("fits without dividing anything")
+    big = recommend(replace(GPT2, model=MODELS["gpt2-xl"], ranks=4, gpu="t4"), micro_batches=[1], checkpoints=[0])
+    assert big.plans[0].reason.startswith("the plainest that fits: everything divided")
+    tight = recommend(replace(GPT2, model=MODELS["llama-3-70b"], tokens=8192, ranks=64, nodes=8, gpu="h100"),
+                      strategies=["fsdp-full-shard"])  # fmt: skip
+    assert "without checkpointing it does not fit" in tight.plans[0].reason
+
+
+def test_checkpointing_is_the_cure_when_activations_are_the_trouble() -> None:
+    """Sharding does not divide activations: a large fixed micro batch needs checkpointing, and then plain DDP will do."""
+    base = replace(GPT2, ranks=2, gpu="a100-40gb")
+    found = recommend(base, micro_batches=[40])
+    assert found.plans[0].plan.checkpoint_every == 1
+    assert found.plans[0].plan.strategy == "ddp"
+    without = [refusal for refusal in found.refused if not refusal.plan.checkpoint_every]
+    assert {refusal.plan.strategy for refusal in without} == set(PARALLEL)
+    assert {refusal.category for refusal in without} == {"activations"}
+
+
+def test_gathered_weights_break_shard_grad_op_at_any_world_size() -> None:
+    """46.7B parameters keep 93.4 GB of 16-bit weights on every GPU; divided over 32 they fit (xtuner's Mixtral notes)."""
+    model = Model(name="46.7B", family="size", parameters=46_700_000_000, layers=32)
+    for ranks in (8, 64, 512):
+        base = Plan(model=model, ranks=ranks, strategy="ddp", gpu="h100-80gb")
+        kept = next(r for r in recommend(base, top=20).refused if r.plan.strategy == "fsdp-shard-grad-op")
+        assert kept.missing > 0
+    assert [c.plan.strategy for c in recommend(replace(base, ranks=32)).plans] == ["fsdp-full-shard"]
+    assert not recommend(replace(base, ranks=8)).plans
+
+
+def test_what_does_not_fit_says_which_term_breaks_it() -> None:
+    base = replace(GPT2, model=MODELS["gpt2-xl"], ranks=1, strategy="single", gpu="t4")
+    found = recommend(base)
+    assert not found.plans
+    closest = found.refused[0]
+    peak = estimate(closest.plan).peak
+    assert (closest.moment, closest.category_bytes) == (peak.moment, max(peak.by_category.values()))
+    assert peak.by_category[closest.category] == closest.category_bytes
+    assert closest.missing == estimate(closest.plan).device.high - GPUS["t4"].usable_bytes
+    assert found.refused == tuple(sorted(found.refused, key=lambda refusal: refusal.needed))
+
+
+def test_remedies_are_enough_and_no_more_than_needed() -> None:
+    job = search(replace(GPT2, model=MODELS["gpt2-xl"], ranks=1, strategy="single", gpu="t4"))
+    words = remedies(job)
+    count = next(int(word.split()[1]) for word in words if word.startswith("--gpus "))
+    card = next(word.split()[1] for word in words if word.startswith("--gpu "))
+    assert recommend(replace(job.base, ranks=count, strategy="ddp")).plans
+    assert not recommend(replace(job.base, ranks=count // 2, strategy="ddp" if count > 2 else "single")).plans
+    assert recommend(replace(job.base, gpu=card)).plans
+    smaller = [gpu for gpu in GPUS.values() if GPUS["t4"].usable_bytes < gpu.usable_bytes < GPUS[card].usable_bytes]
+    least = {"precisions": ["amp-fp16"], "micro_batches": [1], "checkpoints": [1]}
+    assert not any(recommend(replace(job.base, gpu=gpu.name), **least).plans for gpu in smaller)
+
+
+def test_remedies_name_the_choice_that_was_fixed() -> None:
+    job = search(replace(GPT2, ranks=2, gpu="a100-40gb"), checkpoints=[0], micro_batches=[40])
+    assert {"--batch-size 1", "--checkpointing full"} <= set(remedies(job))
+
+
+# -- after an out of memory ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "failed",
+    [
+        replace(GPT2, precision="amp-bf16", micro_batch=64),
+        replace(GPT2, precision="fp32", micro_batch=16, accumulation=2, ranks=4),
+        replace(GPT2, precision="amp-bf16", micro_batch=32, ranks=1, strategy="single"),
+        replace(TINY, device="cpu", gpu=None, micro_batch=64, optimizer_kind="for-loop"),
+    ],
+    ids=["ddp", "accumulating", "single", "cpu"],
+)
+def test_the_next_plan_is_the_same_job_in_less_memory(failed: Plan) -> None:
+    capacity = 80 * 10**9
+    after = next_plan(failed, capacity)
+    assert after is not None
+    for field in ("model", "ranks", "precision", "optimizer", "tokens", "device", "global_batch"):
+        assert getattr(after, field) == getattr(failed, field)
+    assert estimate(after).device.high <= 0.95 * estimate(failed).device.high or failed.device == "cpu"
+    assert estimate(after).peak.bytes < estimate(failed).peak.bytes
+    assert estimate(after).device.high <= capacity
+
+
+def test_there_may_be_no_next_plan() -> None:
+    assert next_plan(GPT2, 0) is None
+    assert next_plan(GPT2, 10**9) is None
+    assert next_plan(replace(GPT2, model=MODELS["gpt2-xl"], micro_batch=2, ranks=1, strategy="single"), 16 * 10**9) is None
