@@ -27,12 +27,27 @@ LAYERS = [
     ["parallel"],
     ["ledger"],
     ["estimate"],
-    ["coefficients", "throughput", "search", "reasons", "recommend", "measurement", "compare", "supervise", "failure", "launch", "validate"],
+    [
+        "coefficients",
+        "throughput",
+        "search",
+        "reasons",
+        "recommend",
+        "measurement",
+        "compare",
+        "supervise",
+        "failure",
+        "launch",
+        "validate",
+    ],
     ["tables"],
     ["cli"],
     ["__main__"],
 ]
-ALLOWED = {"memcalc": {"click", "tabulate", "numpy", "memcalc"}, "trainers": {"numpy", "torch", "memcalc", "trainers"}}
+ALLOWED = {
+    "memcalc": {"click", "tabulate", "numpy", "memcalc"},
+    "trainers": {"click", "numpy", "torch", "memcalc", "trainers"},
+}
 OPTIONAL = {"trainers": {"PIL", "safetensors", "tokenizers"}}  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])

@@ -22,15 +22,18 @@ def options(description: str, rounds: int) -> Namespace:
 
 
 def interleave(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each call. The side that goes first changes from round to round; one round before warms up."""
+    """Seconds of each call, or what the call returns where that is a float: seconds of the part that matters.
+
+    The side that goes first changes from round to round; one round before warms up.
+    """
     taken: dict[str, list[float]] = {name: [] for name in sides}
     for turn in range(rounds + 1):
         order = list(sides)[:: 1 if turn % 2 else -1]
         for name in order:
             start = time.perf_counter()
-            sides[name]()
+            said = sides[name]()
             if turn:
-                taken[name].append(time.perf_counter() - start)
+                taken[name].append(said if isinstance(said, float) else time.perf_counter() - start)
     return taken
 
 
