@@ -12,13 +12,14 @@ from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
 
-__all__ = ["STATES", "Comparison", "Row", "compare", "compare_run", "exact"]
+__all__ = ["REST", "STATES", "Comparison", "Row", "compare", "compare_run", "exact"]
 
 STATES = ("parameters", "gradients", "optimizer")
 """Categories whose tensors the training loop can name, so that their bytes are known exactly."""
 
-REST = f"everything else ({', '.join(name for name in CATEGORIES if name not in STATES)}, gradients so far)"
-"""What no instrument tells apart at the peak: it counts bytes, not what they are for."""
+REST = "everything else"
+"""Activations, inputs, communication, temporaries, buffers and the gradients there are at the peak: no
+instrument tells them apart, it counts bytes and not what they are for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
