@@ -20,29 +20,36 @@ _SENDS = {
 }
 
 
-def why(plan: Plan, fitting: Sequence[Plan]) -> str:
-    """One sentence on a plan, given all plans of the search that fit."""
-    order = list(STRATEGIES)
-    rank = (order.index(plan.strategy), plan.checkpoint_every)
-    simpler = [other for other in fitting if (order.index(other.strategy), other.checkpoint_every) < rank]
-    text = _SENDS.get(plan.strategy, plan.strategy_row.summary)
-    if plan.ranks > 1 and plan.strategy_row.shards_optimizer and not simpler:
-        text = f"the plainest that fits: {text}"
-    elif plan.ranks > 1 and plan.strategy_row.shards_optimizer:
-        text = f"{text}; each rank updates only its share"
-    return text + _on_checkpointing(plan, fitting) + _on_batch(plan)
+def why(plan: Plan, fitting: Sequence[Plan], searched: Sequence[Plan]) -> str:
+    """One sentence on a plan, given all plans of its search and those of them that fit."""
+    rank, text = _plainness(plan), _SENDS.get(plan.strategy, plan.strategy_row.summary)
+    if plan.ranks > 1 and plan.strategy_row.shards_optimizer:
+        if any(_plainness(other) < rank for other in fitting):
+            text = f"{text}; each rank updates only its share"
+        elif any(_plainness(other) < rank for other in searched):
+            text = f"the plainest that fits: {text}"
+    return text + _on_checkpointing(plan, fitting, searched) + _on_batch(plan)
 
 
-def _on_checkpointing(plan: Plan, fitting: Sequence[Plan]) -> str:
-    same = [other for other in fitting if (other.strategy, other.precision) == (plan.strategy, plan.precision)]
-    without = max((other.micro_batch for other in same if not other.checkpoint_every), default=None)
+def _plainness(plan: Plan) -> tuple[int, int]:
+    return (list(STRATEGIES).index(plan.strategy), plan.checkpoint_every)
+
+
+def _on_checkpointing(plan: Plan, fitting: Sequence[Plan], searched: Sequence[Plan]) -> str:
     if not plan.checkpoint_every:
         return "; nothing is computed twice"
-    if without is None:
-        return "; without checkpointing it does not fit"
-    if plan.micro_batch > without:
+    without = max((other.micro_batch for other in fitting if _is_without(plan, other)), default=None)
+    if without is not None and plan.micro_batch > without:
         return f"; checkpointing makes room for a micro batch of {plan.micro_batch} instead of {without}"
+    if without is None and any(_is_without(plan, other) for other in searched):
+        return "; without checkpointing it does not fit"
     return "; checkpointing saves memory and computes the forward pass twice"
+
+
+def _is_without(plan: Plan, other: Plan) -> bool:
+    """The same structure without checkpointing."""
+    same = (plan.strategy, plan.ranks, plan.precision) == (other.strategy, other.ranks, other.precision)
+    return same and not other.checkpoint_every
 
 
 def _on_batch(plan: Plan) -> str:

@@ -157,17 +157,17 @@ def recommend(base: Plan | Search, *, top: int = 5, **choices: object) -> Recomm
     while left and len(picked) < top:
         picked.append(best(left))
         left = [c for c in left if structure(c.plan) != structure(picked[-1].plan)]
-    fastest = min((c.time.seconds_per_sample for c in fitting), default=0.0)
     works = {structure(c.plan) for c in fitting}
     return Recommendation(
         search=job,
-        plans=tuple(_choice(job, c, fitting, fastest) for c in picked),
+        plans=tuple(_choice(job, c, fitting, found) for c in picked),
         refused=tuple(_refusals(job, [c for c in found if structure(c.plan) not in works])),
         tried=len(found),
     )
 
 
-def _choice(job: Search, c: Candidate, fitting: Sequence[Candidate], fastest: float) -> Choice:
+def _choice(job: Search, c: Candidate, fitting: Sequence[Candidate], found: Sequence[Candidate]) -> Choice:
+    fastest = min(other.time.seconds_per_sample for other in fitting)
     return Choice(
         plan=c.plan,
         peak=c.peak,
@@ -175,7 +175,7 @@ def _choice(job: Search, c: Candidate, fitting: Sequence[Candidate], fastest: fl
         headroom=job.limit(c.plan) - c.needed,
         time=c.time,
         speed=fastest / c.time.seconds_per_sample,
-        reason=why(c.plan, [other.plan for other in fitting]),
+        reason=why(c.plan, [other.plan for other in fitting], [other.plan for other in found]),
     )
 
 

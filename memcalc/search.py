@@ -21,6 +21,9 @@ TENSOR_CORES = (7, 0)
 MICRO_BATCHES = tuple(sorted({base << k for k in range(11) for base in (1, 3)} - {3 << 10, 3 << 9}))
 """Micro batches tried where no global batch is given: 2**k and 3 * 2**k, up to 1024."""
 
+MOST_MICRO_BATCH = 2**16
+"""Largest divisor of a global batch that is tried; past it more accumulation costs next to nothing."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
@@ -109,8 +112,7 @@ def _micro_batches(base: Plan, ranks: Sequence[int], global_batch: int | None) -
     if not any(global_batch % count == 0 for count in ranks):
         near = max(global_batch // ranks[0], 1) * ranks[0]
         raise PlanError(f"global batch {global_batch} does not divide over {ranks[0]} ranks; take {near} or {near + ranks[0]}")
-    small = [d for d in range(1, int(global_batch**0.5) + 1) if global_batch % d == 0]
-    return sorted({*small, *(global_batch // d for d in small)})
+    return [size for size in range(1, min(global_batch, MOST_MICRO_BATCH) + 1) if global_batch % size == 0]
 
 
 def structures(job: Search) -> Iterator[list[Plan]]:

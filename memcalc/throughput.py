@@ -2,7 +2,7 @@
 
     step = max(compute, weight traffic, host) + hooks + exposed communication + optimizer
 
-Seconds are good for order, not for clocks: see docs/formulas.md. Every coefficient stands in
+Seconds are good for the order of plans, not for clocks. Every coefficient stands in
 ``memcalc/coefficients.py`` with its source; none was fitted to the timing of a plan.
 """
 

@@ -107,6 +107,11 @@ def test_a_global_batch_is_met_exactly(total: int) -> None:
     assert {c.plan.micro_batch for c in found} == {n for n in range(1, total + 1) if (total // 8) % n == 0}
 
 
+def test_a_huge_global_batch_is_accumulated() -> None:
+    found = recommend(GPT2, global_batch=10**12)
+    assert found.plans[0].plan.global_batch == 10**12
+
+
 def test_a_global_batch_that_does_not_divide_is_refused_with_one_that_does() -> None:
     with pytest.raises(PlanError, match="global batch 20 does not divide over 8 ranks; take 16 or 24"):
         recommend(GPT2, global_batch=20)
@@ -161,6 +166,12 @@ def test_reasons_speak_of_what_was_searched() -> None:
     assert "without checkpointing it does not fit" in tight.plans[0].reason
 
 
+def test_reasons_claim_nothing_that_was_not_tried() -> None:
+    (choice,) = recommend(GPT2, checkpoints=[1], strategies=["fsdp-full-shard"]).plans
+    assert "does not fit" not in choice.reason
+    assert "plainest" not in choice.reason
+
+
 def test_checkpointing_is_the_cure_when_activations_are_the_trouble() -> None:
     """Sharding does not divide activations: a large fixed micro batch needs checkpointing, and then plain DDP will do."""
     base = replace(GPT2, ranks=2, gpu="a100-40gb")
@@ -204,8 +215,10 @@ def test_remedies_are_enough_and_no_more_than_needed() -> None:
     assert not recommend(replace(job.base, ranks=count // 2, strategy="ddp" if count > 2 else "single")).plans
     assert recommend(replace(job.base, gpu=card)).plans
     smaller = [gpu for gpu in GPUS.values() if GPUS["t4"].usable_bytes < gpu.usable_bytes < GPUS[card].usable_bytes]
-    least = {"precisions": ["amp-fp16"], "micro_batches": [1], "checkpoints": [1]}
-    assert not any(recommend(replace(job.base, gpu=gpu.name), **least).plans for gpu in smaller)
+    least = replace(job, precisions=("amp-fp16",), micro_batches=(1,), checkpoints=(1,))
+    others = [replace(least, capacity=gpu.usable_bytes, base=replace(job.base, gpu=gpu.name)) for gpu in smaller]
+    assert others
+    assert not any(recommend(other).plans for other in others)
 
 
 def test_remedies_name_the_choice_that_was_fixed() -> None:

@@ -75,7 +75,7 @@ def command(
     if save_plan is not None:
         best.save(save_plan)
     if format == "table":
-        click.echo("\n" + "\n".join(_next(best, save_plan, launch)))
+        click.echo("" if launch else "\n" + "\n".join(_next(best, save_plan)))
     if launch and out is not None:
         from memcalc.cli.launch import run_and_show
         from memcalc.launch import Training
@@ -230,13 +230,8 @@ def _nothing(found: Recommendation) -> str:
     return f"nothing fits; the closest is {_breaks(found.refused[0])}; {cure}"
 
 
-def _next(plan: Plan, saved: Path | None, launching: bool) -> Iterator[str]:
-    if launching:
-        return
-    if saved is None:
-        yield "next: add --save-plan plan.json, then"
-    else:
-        yield "next:"
+def _next(plan: Plan, saved: Path | None) -> Iterator[str]:
+    yield "next:" if saved else "next: add --save-plan plan.json, then"
     name = saved or "plan.json"
     yield f"  memcalc estimate --plan {name} --explain"
     if plan.model.family != "size":
