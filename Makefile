@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
-STEPS ?= 60
+STEPS ?= 40
 
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
@@ -53,10 +53,16 @@ bench: $(INSTALLED) ## how fast: a cold start, a recommendation, the training lo
 mutation: $(INSTALLED) ## plant ten faults, one at a time; the tests must catch each
 	$(PY) tests/mutation.py
 
-check: lint test docs ## what CI runs
+validate: $(INSTALLED) ## 45 small plans trained on this machine's CPUs, each against its estimate
+	$(PY) -m memcalc validate --quick
+
+gpu-check: ## the same on one CUDA GPU, in 8 minutes; needs torch and numpy, installs nothing
+	$(PYTHON) -m trainers.gpu_check --out docs/validation
+
+check: lint test docs validate demo ## what CI runs
 
 clean: ## remove everything that make made
 	rm -rf $(VENV) build dist *.egg-info docs/_build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test lint format docs bench mutation check clean
+.PHONY: help demo test lint format docs bench mutation validate gpu-check check clean

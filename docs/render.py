@@ -92,34 +92,52 @@ def broken(page: Path, href: str) -> Iterator[str]:
 
 def build(docs: Path, out: Path) -> list[str]:
     """Write every page of ``docs`` as HTML into ``out``; returns the faults, and writes nothing if there are any."""
-    pages = sorted(docs.glob("*.md"), key=lambda page: (page.stem != "index", page.stem))
+    docs = docs.resolve()
+    pages = sorted(page for page in docs.rglob("*.md") if out.resolve() not in page.parents)
+    pages.sort(key=lambda page: (page.parent != docs, page.stem != "index"))
     readme = docs.parent / "README.md"
     found = [fault for page in [*pages, *([readme] if readme.exists() else [])] for fault in faults(page)]
-    index = parse((docs / "index.md").read_text(encoding="utf-8"))
-    linked = {str(link.attrs["href"]).partition("#")[0] for link in inline(index, "link_open")} | {"index.md"}
-    found += [f"index.md: nothing leads to {page.name}" for page in pages if page.name not in linked]
+    reached = reachable(docs / "index.md")
+    found += [f"index.md: nothing leads to {page.name}" for page in pages if page not in reached]
     if found:
         return found
-    out.mkdir(exist_ok=True)
-    nav = " ".join(f'<a href="{page.stem}.html">{page.stem}</a>' for page in pages)
     for page in pages:
-        (out / f"{page.stem}.html").write_text(rendered(page, out, nav), encoding="utf-8")
+        target = out / page.relative_to(docs).with_suffix(".html")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(rendered(page, docs, target, pages), encoding="utf-8")
     return []
 
 
-def rendered(page: Path, out: Path, nav: str) -> str:
+def reachable(start: Path) -> set[Path]:
+    """Pages one comes to by following links."""
+    found: set[Path] = set()
+    pending = [start.resolve()]
+    while pending:
+        page = pending.pop()
+        if page.suffix == ".md" and page.exists() and page not in found:
+            found.add(page)
+            links = inline(parse(page.read_text(encoding="utf-8")), "link_open")
+            pending += [(page.parent / str(link.attrs["href"]).partition("#")[0]).resolve() for link in links]
+    return found
+
+
+def rendered(page: Path, docs: Path, target: Path, pages: list[Path]) -> str:
+    """One page as HTML; links to pages lead to the built ones, links to other files to where those are."""
     tokens = parse(page.read_text(encoding="utf-8"))
     headings = [token for token in tokens if token.type == "heading_open"]
     for heading, anchor in zip(headings, anchors(tokens), strict=True):
         heading.attrSet("id", anchor)
     for link in inline(tokens, "link_open"):
         path, hash_, anchor = str(link.attrs["href"]).partition("#")
-        if path.endswith(".md") and "/" not in path:
+        if (page.parent / path).resolve() in pages:
             link.attrSet("href", f"{path[:-3]}.html{hash_}{anchor}")
         elif path and "://" not in path:
-            link.attrSet("href", os.path.relpath(page.parent / path, out))
+            link.attrSet("href", os.path.relpath(page.parent / path, target.parent))
+    steps = "../" * len(page.relative_to(docs).parts[1:])
+    nav = " ".join(f'<a href="{steps}{other.stem}.html">{other.stem}</a>' for other in pages if other.parent == docs)
     title = tokens[tokens.index(headings[0]) + 1].content
-    body = MarkdownIt("commonmark").renderer.render(tokens, MarkdownIt("commonmark").options, {})
+    markdown = MarkdownIt("commonmark")
+    body = markdown.renderer.render(tokens, markdown.options, {})
     return TEMPLATE.format(title=html.escape(title), nav=nav, body=body)
 
 

@@ -41,7 +41,8 @@ def test_transcripts_are_what_the_commands_print(page: Path) -> None:
 
 def test_the_docs_build(tmp_path: Path) -> None:
     assert render.build(render.DOCS, tmp_path) == []
-    assert {path.stem for path in tmp_path.glob("*.html")} == {path.stem for path in render.DOCS.glob("*.md")}
+    built = {path.relative_to(tmp_path).with_suffix("") for path in tmp_path.rglob("*.html")}
+    assert built == {path.relative_to(render.DOCS).with_suffix("") for path in render.DOCS.rglob("*.md")}
 
 
 @pytest.mark.parametrize(
@@ -72,12 +73,16 @@ def test_an_orphaned_page_fails_the_build(tmp_path: Path) -> None:
 
 def test_links_lead_to_the_built_pages(tmp_path: Path) -> None:
     (tmp_path / "index.md").write_text("# A\n\n[b](other.md#b) [source](code.py) [web](https://example.org)")
-    (tmp_path / "other.md").write_text("# B")
+    (tmp_path / "other.md").write_text("# B\n\n[c](below/deep.md)")
     (tmp_path / "code.py").touch()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "deep.md").write_text("# C\n\n[a](../index.md)")
     assert render.build(tmp_path, tmp_path / "_build") == []
     page = (tmp_path / "_build" / "index.html").read_text()
     for href in ("other.html#b", "../code.py", "https://example.org"):
         assert f'href="{href}"' in page
+    deep = (tmp_path / "_build" / "below" / "deep.html").read_text()
+    assert deep.count('href="../index.html"') == 2  # in its text and in the navigation
 
 
 def test_transcripts_are_run_and_replaced() -> None:
