@@ -133,7 +133,7 @@ def host_bytes(plan: Plan, allocated: int) -> int:
     tokens = plan.tokens * DTYPE_BYTES["int64"]
     features = plan.model.features * DTYPE_BYTES[plan.precision_row.weights]
     counters = 0
-    if plan.optimizer_row.counter and plan.optimizer_kind != "fused":
+    if plan.optimizer_row.counter and plan.optimizer_kind != "fused" and not plan.family.opaque:
         counters = DTYPE_BYTES["float32"] * len(plan.family.weights(plan.model))
     return plan.micro_batch * (2 * tokens if tokens else features) + counters
 
@@ -161,7 +161,7 @@ def holding_gpus(plan: Plan, reserved: Range) -> list[tuple[Gpu, bool]]:
 
 def _activations_known(plan: Plan) -> bool:
     model = plan.model
-    return model.family != "size" or bool(model.layer_bytes or (model.features and model.layers))
+    return not plan.family.opaque or bool(model.layer_bytes or (model.features and model.layers))
 
 
 def assumptions(plan: Plan) -> list[str]:
@@ -169,8 +169,10 @@ def assumptions(plan: Plan) -> list[str]:
     said = ["the peak of a steady step, from the second step on, on the fullest rank"]
     if not _activations_known(plan):
         said.append("activations are not counted because no shape was given")
-    if plan.model.family == "size" and plan.strategy_row.gathers and not plan.model.layers:
+    if plan.family.opaque and plan.strategy_row.gathers and not plan.model.layers:
         said.append("layers are not known, so the whole model is gathered at once; give --layers to gather one by one")
+    if plan.family.opaque and plan.optimizer_kind == "for-loop":
+        said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
     if plan.model.layer_bytes:
         each = plan.model.layer_bytes * plan.micro_batch * plan.model.layers
         said.append(
@@ -181,9 +183,9 @@ def assumptions(plan: Plan) -> list[str]:
         said.append("one thread per rank; scratch memory inside oneDNN's kernels is not counted")
         return said
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
-    if plan.model.family != "size":
+    if not plan.family.opaque:
         said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
-    if plan.gpu is None and plan.model.family != "size":
+    if plan.gpu is None and not plan.family.opaque:
         said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
     low, high = RESERVED_OVER_ALLOCATED[plan.strategy_row.gathers]
     said.append(f"reserved is {low:.2f} to {high:.2f} of allocated and one 20 MiB segment, until measured")

@@ -102,10 +102,11 @@ class _Step:
         hooks.end_forward()
         output = ops.boundary(tape, output, hooks.begin_backward)
         tape.moment = "loss"
-        loss = ops.cross_entropy(tape, output, batch[1]) if self.plan.model.classes or self.plan.model.vocab else output
+        opaque = self.plan.family.opaque
+        loss = output if opaque else ops.cross_entropy(tape, output, batch[1])
         del output
         tape.moment = "backward"
-        tape.backward(loss)
+        tape.backward(loss, shape=(0,) if opaque else ())
         hooks.end_backward()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -134,6 +135,8 @@ class _Step:
 
     def optimizer_step(self) -> None:
         plan = self.plan
+        if plan.family.opaque and plan.optimizer_kind == "for-loop":
+            return  # as large as the largest tensor, which is not known
         held: list[Storage] = []
         itemsize = DTYPE_BYTES[plan.precision_row.weights]
         shapes = self.hooks.step_shapes()

@@ -2,7 +2,8 @@
 
 One function per operation, called by the families in ``memcalc/models`` the way the torch module calls
 torch. ``t`` is the tape, shapes leave out the batch dimension, and every operation returns its output.
-Sources: autograd's derivatives.yaml; formulas.md sections C.1, C.5 and C.6 hold the byte counts.
+Sources: tools/autograd/derivatives.yaml says what is saved; that a family's sequence of sizes is torch's own
+is held by tests/trainers/test_ledger_against_torch.py.
 """
 
 from __future__ import annotations

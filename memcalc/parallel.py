@@ -55,7 +55,7 @@ class Replicated:
             for size in row.state_bytes(local, self.dtype):
                 self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
             # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
-            if row.counter and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused"):
+            if row.counter and not self.plan.family.opaque and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused"):
                 self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
 
     def hold(self, name: str, shape: tuple[int, ...], category: str, dtype: str | None = None) -> None:
@@ -312,7 +312,7 @@ WORKSPACE_UNTIL = (2, 15)
 def workspaces(plan: Plan) -> list[tuple[str, int]]:
     """cuBLAS workspaces kept by one rank, when the card is known and the model has matrix products."""
     gpu = plan.gpu_row
-    if plan.device != "cuda" or gpu is None or gpu.capability is None or not plan.family.multiplies:
+    if plan.device != "cuda" or gpu is None or gpu.capability is None or plan.family.opaque:
         return []
     if plan.torch_version >= WORKSPACE_UNTIL:
         return []

@@ -110,6 +110,8 @@ class Plan:
             raise PlanError("efficient attention runs on CUDA only; on the CPU take flash, math or eager")
 
     def _check_world(self) -> None:
+        if self.gpu and self.device == "cpu":
+            raise PlanError(f"gpu {self.gpu} is named, but the device is the cpu; leave one of them out")
         if self.ranks % self.nodes:
             raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
         if self.ranks > 1 and not self.strategy_row.parallel:

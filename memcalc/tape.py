@@ -186,10 +186,10 @@ class Tape:
             else:
                 node.saved.append(storage)
 
-    def backward(self, loss: Tensor) -> None:
-        """Run the graph backward from ``loss``; every node is dropped as soon as it has run."""
+    def backward(self, loss: Tensor, shape: tuple[int, ...] = ()) -> None:
+        """Run the graph backward from ``loss``, which is of ``shape``; every node is dropped once it has run."""
         assert loss.node is not None
-        loss.node.grads[loss.slot] = self.allocate("gradient of the loss", (), loss.dtype, "temporary", batched=False)
+        loss.node.grads[loss.slot] = self.allocate("gradient of the loss", shape, loss.dtype, "temporary", batched=False)
         nodes, self._nodes = self._nodes, []
         self._run(nodes)
 
@@ -216,18 +216,17 @@ class Tape:
 
     def _receive(self, grads: list[Gradient], slot: int, grad: Storage) -> None:
         """Add a gradient to an input buffer: in place when nobody else holds the one that is there."""
-        if slot >= len(grads):
-            return
-        if grads[slot] is None:
+        held = grads[slot]
+        if held is None:
             grads[slot] = grad
-        elif sys.getrefcount(held := grads[slot]) > 3 or held.view:
+        elif sys.getrefcount(held) > 3 or held.view:  # three: the buffer, the local name, the call itself
             grads[slot] = self.copy_of(held, "sum of gradients", "temporary")
 
     def _receive_weight(self, weight: Weight, grad: Storage) -> None:
         parts = self._pending.setdefault(weight.name, [])
         self._uses[weight.name] -= 1
         if parts:
-            # A shared weight: autograd adds the parts out of place (dossier A.2, measured).
+            # A shared weight: autograd adds its parts out of place, as traces of tied GPT-2 show.
             grad = self.copy_of(grad, f"{weight.name} gradient", "gradients")
             parts.clear()
         if self._uses[weight.name]:

@@ -82,10 +82,13 @@ class Timeline:
         )
 
     def at_moment(self, moment: str, category: str) -> int:
-        """Most bytes of one category alive at any point of one moment."""
+        """Most bytes of one category alive at any point of one moment, its first instant included."""
         of_category = np.where(self.category == CATEGORIES.index(category), self.delta, 0)
-        here = self.moment == MOMENTS.index(moment)
-        return int(np.cumsum(of_category)[here].max(initial=0))
+        here = np.flatnonzero(self.moment == MOMENTS.index(moment))
+        if not len(here):
+            return 0
+        live = np.cumsum(of_category)
+        return int(max(live[here].max(), live[here[0]] - of_category[here[0]]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -127,7 +127,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         tokens=draw(st.integers(1, chosen.context)) if reads == "tokens" else 0,
         checkpoint_every=checkpoint_every,
         reentrant=bool(checkpoint_every) and draw(st.booleans()),
-        attention=draw(st.sampled_from(attentions(device, precision, dropout))),
+        attention=draw(st.sampled_from(attentions(device, precision, dropout))) if reads == "tokens" else "auto",
         dropout=dropout,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),

@@ -70,8 +70,7 @@ def test_a_billion_parameters_with_adam(run: Run) -> None:
 
 def test_a_fused_step_needs_no_temporary_list(run: Run) -> None:
     found = asked(run, "--params", "1e9", "--adam", "--optimizer-kind", "fused")
-    # Two blocks of 512 B hold the fused step counter of the one weight and the gradient of the loss.
-    assert found["allocated"]["peak_bytes"] == 16 * 10**9 + 2 * 512
+    assert found["allocated"]["peak_bytes"] == 16 * 10**9
 
 
 @pytest.mark.parametrize("count", ["1e9", "1_000_000_000", "1B", "1b", "1000M"])

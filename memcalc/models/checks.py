@@ -10,7 +10,7 @@ from memcalc.spec import Model
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["causal_mask", "heads_divide", "positive", "reads_tokens"]
+__all__ = ["causal_mask", "heads_divide", "no_attention", "no_dropout", "positive", "reads_tokens"]
 
 
 def positive(model: Model, *fields: str) -> None:
@@ -40,3 +40,13 @@ def reads_tokens(model: Model, plan: Plan) -> None:
 def causal_mask(plan: Plan) -> list[tuple[str, tuple[int, ...], str]]:
     """Written-out attention keeps one mask for all layers and steps."""
     return [("causal mask", (plan.tokens, plan.tokens), "bool")] if plan.kernel == "eager" else []
+
+
+def no_dropout(model: Model, plan: Plan) -> None:
+    if plan.dropout:
+        raise PlanError(f"dropout {plan.dropout}: the {model.family} family has none; leave --dropout out")
+
+
+def no_attention(model: Model, plan: Plan) -> None:
+    if plan.attention != "auto":
+        raise PlanError(f"attention {plan.attention}: the {model.family} family has none; leave --attention out")

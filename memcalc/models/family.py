@@ -28,8 +28,8 @@ class Family:
     """What one sample is: ``tokens``, ``features`` or nothing that is known."""
     buffers: Callable[[Plan], list[tuple[str, tuple[int, ...], str]]] = lambda plan: []
     """Tensors that live between steps and are no parameters: name, shape, dtype."""
-    multiplies: bool = True
-    """Its matrix products are known, so that cuBLAS takes a workspace for them."""
+    opaque: bool = False
+    """Only its size is known: neither its tensors one by one nor its matrix products."""
     check: Callable[[Model, Plan], None]
     """Raises PlanError when the numbers do not fit together."""
     weights: Callable[[Model], list[Weight]]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import ops
 from memcalc.attention import attention as attend
-from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
+from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Storage, Tape, Tensor
@@ -22,6 +22,7 @@ def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context")
     heads_divide(model)
     reads_tokens(model, plan)
+    no_dropout(model, plan)
 
 
 def weights(model: Model) -> list[Weight]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import ops
 from memcalc.errors import PlanError
-from memcalc.models.checks import positive
+from memcalc.models.checks import no_attention, no_dropout, positive
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
@@ -19,6 +19,8 @@ __all__ = ["MLP"]
 
 
 def check(model: Model, plan: Plan) -> None:
+    no_dropout(model, plan)
+    no_attention(model, plan)
     positive(model, "layers", "hidden", "features", "classes")
     if plan.micro_batch < 1:
         raise PlanError(f"micro batch {plan.micro_batch} must be at least 1")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import ops
 from memcalc.errors import PlanError
-from memcalc.models.checks import positive
+from memcalc.models.checks import no_attention, no_dropout, positive
 from memcalc.models.family import Block, Family
 from memcalc.spec import Model, Weight
 from memcalc.tape import Tape, Tensor
@@ -19,6 +19,8 @@ __all__ = ["SIZE"]
 
 
 def check(model: Model, plan: Plan) -> None:
+    no_dropout(model, plan)
+    no_attention(model, plan)
     positive(model, "parameters")
     if model.layers > model.parameters:
         raise PlanError(f"{model.layers} layers are more than {model.parameters} parameters")
@@ -60,7 +62,7 @@ SIZE = Family(
     name="size",
     summary="known by its parameter count alone",
     reads="features",
-    multiplies=False,
+    opaque=True,
     check=check,
     weights=weights,
     enter=enter,
