@@ -209,4 +209,5 @@ def _timeline_from_dict(data: Any, name: str) -> Timeline:
         sound = False
     if not sound:
         raise FileError(f"{name} is damaged: its timeline does not fit together")
-    return Timeline(names=names, **{key: arrays[key].astype(dtype) for key, dtype in _ARRAYS.items()})
+    typed: dict[str, Any] = {key: arrays[key].astype(dtype) for key, dtype in _ARRAYS.items()}
+    return Timeline(names=names, **typed)

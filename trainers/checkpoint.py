@@ -20,7 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+import torch.distributed.checkpoint.state_dict_loader as loader
+import torch.distributed.checkpoint.state_dict_saver as saver
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.tensor import DTensor
@@ -69,7 +70,7 @@ def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progres
         shutil.rmtree(path, ignore_errors=True)
     dist.barrier()
     try:
-        dcp.save(_state(prepared, plan), checkpoint_id=path)
+        saver.save(_state(prepared, plan), checkpoint_id=path)
     except (CheckpointException, OSError) as error:
         raise FileError(f"checkpoint {path} cannot be written: {_cause(error)}") from error
     if process.first:
@@ -95,7 +96,7 @@ def load(path: Path, prepared: Prepared, plan: Plan) -> Resumed:
         raise PlanError(f"{path} was saved by a run with another model or optimizer; a resumed run keeps both")
     _make_states(prepared, plan)
     try:
-        dcp.load(_state(prepared, plan), checkpoint_id=path)
+        loader.load(_state(prepared, plan), checkpoint_id=path)
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
         raise FileError(f"checkpoint {path} cannot be read: {_cause(error)}") from error
     return Resumed(step=marker["step"], losses=marker["losses"], scaler=marker["scaler"])

@@ -109,7 +109,7 @@ def _text(data: Path) -> bytes:
     if not data.is_dir():
         raise FileError(f"{data} is neither a file nor a folder")
     hidden = [path for path in data.rglob("*") if any(part.startswith(".") for part in path.relative_to(data).parts)]
-    text = _join(sorted(set(path for path in data.rglob("*") if path.is_file()) - set(hidden)))
+    text = _join(sorted({path for path in data.rglob("*") if path.is_file()} - set(hidden)))
     if not text:
         raise FileError(f"{data} holds no text files")
     return text

@@ -6,7 +6,9 @@ address. An instrument only has to deliver that, and the times at which the loop
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,19 +55,22 @@ class Window:
 class History:
     """Allocations and their frees in order of time, as arrays with one row per event.
 
-    Frees of what was allocated before the first event are dropped.
+    Frees of what was allocated before the first event are dropped. At ``kept`` addresses something is known to
+    be alive at the end.
     """
 
-    def __init__(self, events: Sequence[Event], boundaries: Sequence[Boundary]) -> None:
+    def __init__(self, events: Sequence[Event], boundaries: Sequence[Boundary], kept: Collection[int] = ()) -> None:
         self.boundaries = sorted(boundaries, key=lambda boundary: boundary.time)
         born: list[Event] = []
         died: list[int] = []
+        unseen: list[int] = []
         open_: dict[int, int] = {}
         for event in sorted(events, key=lambda event: event.time):
             held = open_.pop(event.address, None)
             if held is not None:
-                # An address that is allocated again was freed, even where its free was not seen.
                 died[held] = event.time
+                if event.bytes > 0:  # an address that is used again was freed, though nobody said so
+                    unseen.append(held)
             if event.bytes > 0:
                 open_[event.address] = len(born)
                 born.append(event)
@@ -75,43 +80,38 @@ class History:
         self.size = np.array([event.bytes for event in born], dtype=np.int64)
         self.born = np.array([event.time for event in born], dtype=np.int64)
         self.died = np.array(died, dtype=np.int64)
-        self._shorten()
+        self._infer_unseen({*unseen, *(ident for address, ident in open_.items() if address not in kept)})
         self._order()
 
-    def _shorten(self) -> None:
-        """Give each allocation of a step the shortest life that the same allocation had in any step.
+    def _infer_unseen(self, unseen: set[int]) -> None:
+        """Give an allocation whose free was not seen the life of its like, in this step or another one.
 
-        A gloo thread may be the last to let go of a buffer, microseconds after the collective; the profiler does
-        not see that thread's frees, so now and then a buffer seems to live on until its address is used again.
-        Lives are counted in ticks, one for each allocation and boundary, which come in the same order in every
-        step; only lives that end within their step are compared.
+        A gloo thread may be the last to let go of a buffer, microseconds after the collective, and torch.profiler
+        does not see what that thread frees. Lives are counted in ticks, one for each allocation and each boundary
+        within a step. What has no like that was seen to be freed lives on.
         """
-        ends = [*(boundary.time for boundary in self.boundaries[1:]), _NEVER]
-        within = [(boundary.step, boundary.time, end) for boundary, end in zip(self.boundaries, ends, strict=True) if boundary.step >= 0]
-        steps = sorted({step for step, _, _ in within})
-        if not steps:
-            return
-        spans = {step: (min(b for s, b, _ in within if s == step), max(e for s, _, e in within if s == step)) for step in steps}
-        idents = {step: np.arange(*np.searchsorted(self.born, span)) for step, span in spans.items()}
-        clock = np.sort(np.concatenate([*(self.born[found] for found in idents.values()), [begin for _, begin, _ in within]]))
-        born, died = np.searchsorted(clock, self.born), np.searchsorted(clock, self.died)
-        last = idents[steps[-1]]
-        best = np.full(len(last), _NEVER)
-        same = {step: self._common(idents[step], last) for step in steps}
-        for step, found in same.items():
-            whole = len(found) == len(idents[step])
-            limit = spans[step][1] if whole else self.born[found[-1]] if len(found) else 0
-            life = np.where(self.died[found] <= limit, died[found] - born[found], _NEVER)
-            best[: len(found)] = np.minimum(best[: len(found)], life)
-        for found in same.values():
-            late = died[found] - born[found] > best[: len(found)]
-            self.died[found[late]] = clock[(born[found] + best[: len(found)])[late]] - 1
-
-    def _common(self, idents: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The first of ``idents`` that have the sizes of the last step's allocations."""
-        count = min(len(idents), len(last))
-        differ = np.flatnonzero(self.size[idents[:count]] != self.size[last[:count]])
-        return idents[: differ[0] if len(differ) else count]
+        begins = [boundary.time for boundary in self.boundaries]
+        place = np.searchsorted(begins, self.born, side="right") - 1
+        steps = np.array([-1, *(boundary.step for boundary in self.boundaries)])[place + 1]
+        inside = steps >= 0
+        marks = [boundary.time for boundary in self.boundaries if boundary.step >= 0]
+        clock = np.sort(np.concatenate([self.born[inside], np.array(marks, dtype=np.int64)]))
+        life = np.searchsorted(clock, self.died) - np.searchsorted(clock, self.born)
+        seen: dict[Hashable, list[int]] = {}
+        turn: Counter[Hashable] = Counter()
+        kinds: dict[int, tuple[Hashable, ...]] = {}
+        for ident in np.flatnonzero(inside).tolist():
+            size, name, step = int(self.size[ident]), self.names[ident], int(steps[ident])
+            turn[step, size, name] += 1
+            kinds[ident] = ((size, name, turn[step, size, name]), (size, name), (size, re.sub(r"\d+", "", name)))
+            if ident not in unseen:
+                for kind in kinds[ident]:
+                    seen.setdefault(kind, []).append(int(life[ident]))
+        for ident in unseen & kinds.keys():
+            like = next((seen[kind] for kind in kinds[ident] if kind in seen), None)
+            if like is not None:
+                tick = int(np.searchsorted(clock, self.born[ident])) + min(like)
+                self.died[ident] = min(self.died[ident], int(clock[tick]) - 1 if tick < len(clock) else _NEVER)
 
     def _order(self) -> None:
         freed = np.flatnonzero(self.died != _NEVER)

@@ -21,8 +21,9 @@ import torch.distributed as dist
 
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
-from trainers.loop import Moments, Settings, train
+from trainers.loop import Moments, train
 from trainers.process import Process, Rank, exit_on_signals, join, log_to_file, report
+from trainers.settings import Settings
 
 __all__ = ["main", "run"]
 

@@ -82,13 +82,16 @@ class _Sizes:
         states = (value for state in prepared.states.state.values() for value in state.values())
         self.optimizer = storages(states, self.device)
 
+    def lasting(self) -> dict[int, str]:
+        """Addresses of what outlives every step."""
+        return dict.fromkeys(self.parameters, "parameters") | dict.fromkeys(self.optimizer, "optimizer")
+
     def categories(self, history: History, last_step: int) -> dict[int, str]:
         """Categories of the history's allocations: gradients by their address after the last backward."""
         backward_end = max(b.time for b in history.boundaries if (b.step, b.moment) == (last_step, "step"))
         step_end = history.boundaries[-1].time
-        lasting = dict.fromkeys(self.parameters, "parameters") | dict.fromkeys(self.optimizer, "optimizer")
         gradients = history.identify(backward_end, dict.fromkeys(self.gradients, "gradients"))
-        return gradients | history.identify(step_end, lasting)
+        return gradients | history.identify(step_end, self.lasting())
 
 
 def _steady(first: int, last: int) -> range:
@@ -125,7 +128,7 @@ class CpuMeter:
         events: list[Event] = []
         boundaries: list[Boundary] = []
         _walk(self.profile.profiler.kineto_results.experimental_event_tree(), (), events, boundaries)
-        history = History(events, boundaries)
+        history = History(events, boundaries, kept=self.sizes.lasting())
         windows = history.windows()
         steady = _steady(min(window.step for window in windows if window.step >= 0), self.last_step)
         peaks: dict[tuple[int, str], int] = {}

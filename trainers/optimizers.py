@@ -39,4 +39,4 @@ def arguments(plan: Plan) -> tuple[type[Optimizer], dict[str, Any]]:
 def make(parameters: Iterable[Tensor], plan: Plan) -> Optimizer:
     """The plan's optimizer. Its learning rate is set before every step, by the loop's schedule."""
     kind, options = arguments(plan)
-    return kind(parameters, **options)  # type: ignore[arg-type]
+    return kind(parameters, **options)

@@ -71,7 +71,7 @@ def join(place: Rank, device_type: str, seed: int) -> Iterator[Process]:
         if place.local >= torch.cuda.device_count():
             raise RunError(f"rank {place.rank} needs GPU {place.local}; this machine has {torch.cuda.device_count()}")
         torch.cuda.set_device(place.local)
-    device = torch.device(device_type, place.local if device_type == "cuda" else None)
+    device = torch.device(f"cuda:{place.local}" if device_type == "cuda" else device_type)
     # Gradients close to zero become denormal numbers, which some CPUs multiply a hundred times slower.
     torch.set_flush_denormal(True)
     random.seed(seed)

@@ -27,11 +27,10 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     policy = MixedPrecisionPolicy()
     if precision.autocast:
         policy = MixedPrecisionPolicy(param_dtype=dtype_of(precision.compute), reduce_dtype=torch.float32)
-    # The root is never resharded between forward and backward by default: it would be gathered again at once.
-    keep = {} if plan.strategy_row.reshards else {"reshard_after_forward": False}
     for unit in units(model, plan):
-        fully_shard(unit, mesh=mesh, mp_policy=policy, **keep)
-    root = fully_shard(model, mesh=mesh, mp_policy=policy, **keep)
+        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=plan.strategy_row.reshards)
+    # The root stays gathered from forward to backward, which is torch's default: it would be needed again at once.
+    root = fully_shard(model, mesh=mesh, mp_policy=policy)
     materialise(model, plan, device_of(mesh), seed)
     optimizer = optimizers.make(model.parameters(), plan)
 
