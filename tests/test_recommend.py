@@ -199,6 +199,7 @@ def test_what_does_not_fit_says_which_term_breaks_it() -> None:
     found = recommend(base)
     assert not found.plans
     closest = found.refused[0]
+    assert {refusal.plan.micro_batch for refusal in found.refused} == {1}
     peak = estimate(closest.plan).peak
     assert (closest.moment, closest.category_bytes) == (peak.moment, max(peak.by_category.values()))
     assert peak.by_category[closest.category] == closest.category_bytes

@@ -46,6 +46,35 @@ def test_eager_attention_does_not_skip_what_the_mask_hides() -> None:
     assert (eager - flash) * hardware.flops["bfloat16"] * hardware.efficiency == pytest.approx(skipped, rel=1e-9)
 
 
+def test_recomputation_stops_before_the_product_that_ends_a_checkpoint() -> None:
+    """torch/utils/checkpoint.py, early_stop: nothing after a checkpoint's last saved tensor is run again."""
+    tokens, h, layers = 8 * 1024, 768, 12
+    speed = hardware_of(GPT2).flops["bfloat16"] * hardware_of(GPT2).efficiency
+    blocks = layers * (2 * 12 * h * h + 2 * h * 1024)
+    again = {
+        name: step_time(replace(GPT2, **changes)).recompute * speed / tokens  # type: ignore[arg-type]
+        for name, changes in {
+            "each": {"checkpoint_every": 1},
+            "thirds": {"checkpoint_every": 4},
+            "reentrant": {"checkpoint_every": 1, "reentrant": True},
+            "dropout": {"checkpoint_every": 1, "dropout": 0.1},
+        }.items()
+    }
+    assert again["reentrant"] == pytest.approx(blocks)
+    assert again["dropout"] == pytest.approx(blocks)
+    assert again["each"] == pytest.approx(blocks - layers * 2 * 4 * h * h)
+    assert again["thirds"] == pytest.approx(blocks - 3 * 2 * 4 * h * h)
+
+
+def test_all_reduces_hide_behind_the_last_backward_only() -> None:
+    plan = replace(EIGHT, gpu="t4", micro_batch=1, precision="amp-fp16")
+    one, four = step_time(plan), step_time(replace(plan, accumulation=4))
+    backward = 2 / 3 * (one.compute + one.recompute)
+    assert one.compute > max(one.traffic, one.host)
+    assert one.exposed == pytest.approx(0.1 * one.communication + max(0, 0.9 * one.communication - backward))
+    assert four.exposed == one.exposed > 0.1 * one.communication
+
+
 @pytest.mark.parametrize(
     ("strategy", "accumulation", "units"),
     [
