@@ -1,0 +1,79 @@
+"""What the tests of the trainers share: plans small enough for two cores, and starting them under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memcalc.measurement import RankMeasurement
+from memcalc.models import MODELS
+from memcalc.plan import Plan
+
+ROOT = Path(__file__).parents[2]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"]
+
+
+def plan(model: str = "gpt2-tiny", *, ranks: int = 1, batch: int = 8, **fields: Any) -> Plan:
+    """A plan on the CPU whose step takes ``batch`` samples over all ranks and micro batches."""
+    tokens = 0 if model.startswith("mlp") else 32
+    micro = batch // ranks // fields.get("accumulation", 1)
+    return Plan(model=MODELS[model], ranks=ranks, tokens=tokens, micro_batch=micro, device="cpu", **fields)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one job left."""
+
+    losses: list[float]
+    evaluation: float
+    speed: float | None
+    ranks: list[RankMeasurement]
+
+
+@dataclass(frozen=True)
+class Job:
+    """One plan and how to train it."""
+
+    plan: Plan
+    steps: int = 4
+    out: Path | None = None
+    data: Path | None = None
+    measure_steps: int = 0
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 150) -> dict[str, Result]:
+    """Run all jobs in one process group of ``ranks`` and read what they left; fails with the output when they fail."""
+    described = []
+    for name, job in jobs.items():
+        settings = {"steps": job.steps, "measure_steps": job.measure_steps, "learning_rate": 1e-3, **dict(job.options)}
+        if job.data is not None:
+            settings["data"] = str(job.data)
+        described.append({
+            "plan": json.loads(job.plan.to_json()), "settings": settings,
+            "out": str(job.out) if job.out else None, "result": str(folder / name),
+        })  # fmt: skip
+    path = folder / f"jobs-{ranks}.json"
+    path.write_text(json.dumps(described))
+    driver = str(Path(__file__).with_name("driver.py"))
+    done = subprocess.run(
+        [*TORCHRUN, "--nproc-per-node", str(ranks), driver, str(path)],
+        env=environment(), capture_output=True, text=True, timeout=timeout, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    return {name: _read(folder / name, job.plan.ranks) for name, job in jobs.items()}
+
+
+def environment() -> dict[str, str]:
+    """One thread a rank, and this checkout."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "KINETO_LOG_LEVEL": "5"}
+
+
+def _read(path: Path, ranks: int) -> Result:
+    measured = [path.with_name(f"{path.name}.{rank}") for rank in range(ranks)]
+    return Result(**json.loads(path.read_text()), ranks=[RankMeasurement.from_json(file) for file in measured if file.exists()])
