@@ -49,8 +49,8 @@ FAULTS = [
     Fault(
         name="a linear layer does not keep its input",
         file="ops.py",
-        right="    t.save(node, x.storage)\n    if t.autocast:\n        t.save(node, t.cast_weight(w))",
-        wrong="    if t.autocast:\n        t.save(node, t.cast_weight(w))",
+        right="t.save(node, x.storage, *copies)",
+        wrong="t.save(node, *copies)",
     ),
     Fault(
         name="LayerNorm keeps no mean",
@@ -67,8 +67,8 @@ FAULTS = [
     Fault(
         name="rows are divided rounding down",
         file="sharding.py",
-        right="rows = -(-shape[0] // ranks) if shape else 1",
-        wrong="rows = max(shape[0] // ranks, 1) if shape else 1",
+        right="return (-(-shape[0] // ranks), *shape[1:])",
+        wrong="return (max(shape[0] // ranks, 1), *shape[1:])",
     ),
     Fault(
         name="the last, unfilled bucket is missing",
