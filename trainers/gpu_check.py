@@ -15,16 +15,15 @@ import contextlib
 import gc
 import json
 import os
-import platform
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read when torch is imported
 
@@ -38,17 +37,15 @@ from memcalc.estimate import estimate
 from memcalc.files import write_text
 from memcalc.hardware import GPUS
 from memcalc.plan import Plan
-from memcalc.units import format_bytes
 from trainers.backends import ddp
 from trainers.gpu_cases import cases
+from trainers.gpu_report import TOLERANCE, facts, line, markdown
 from trainers.loop import train
 from trainers.process import Rank, join
 from trainers.settings import Settings
 
 __all__ = ["main"]
 
-TOLERANCE = 1.0
-"""Percent of the allocated peak."""
 STEPS = 3
 
 
@@ -57,7 +54,7 @@ class Timeout(Exception):
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the cases that fit the time; 1 when an estimate is beyond tolerance or a case broke."""
+    """Run the cases that fit the time; 1 when an estimate is beyond tolerance, a case broke or none was measured."""
     parser = argparse.ArgumentParser(prog="trainers.gpu_check", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, default=Path("docs/validation"), help="folder of the report")
@@ -88,7 +85,8 @@ def main(words: list[str] | None = None) -> int:
         write_text(path.with_suffix(".md"), markdown(report))
         print(" | ".join(line(report["cases"][-1])), flush=True)
     print(f"{path} and {path.with_suffix('.md').name} written in {time.monotonic() - started:.0f} s")
-    return int(any(result["status"] in ("off", "error") for result in report["cases"]))
+    states = {result["status"] for result in report["cases"]}
+    return int("ok" not in states or not states.isdisjoint(("off", "error", "timeout")))
 
 
 # -- one case --------------------------------------------------------------------------------------
@@ -145,12 +143,10 @@ def fake_group(world: int) -> Iterator[None]:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
-    before = ddp.DistributedDataParallel
-    ddp.DistributedDataParallel = _HookedDdp  # type: ignore[misc]
     try:
-        yield
+        with mock.patch.object(ddp, "DistributedDataParallel", _HookedDdp):
+            yield
     finally:
-        ddp.DistributedDataParallel = before  # type: ignore[misc]
         dist.destroy_process_group()
 
 
@@ -210,90 +206,6 @@ def clean_up(device: str) -> int | None:
 
 def first_line(error: BaseException) -> str:
     return (str(error).strip().split("\n") or [""])[0][:300]
-
-
-# -- facts and report ------------------------------------------------------------------------------
-
-
-def facts(device: str) -> dict[str, Any]:
-    """What was measured on: names, versions, and what a CUDA context takes before anything is allocated."""
-    found: dict[str, Any] = {"device": "cpu", "torch": torch.__version__, "python": platform.python_version()}
-    if device != "cuda":
-        return found
-    driver, used_before = _nvidia_smi()
-    torch.cuda.init()
-    free, total = torch.cuda.mem_get_info()
-    return found | {
-        "device": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "driver": driver,
-        "capacity": torch.cuda.get_device_properties(0).total_memory,
-        "used_before": used_before,
-        "context": None if used_before is None else total - free - used_before,
-        "used_with_context": total - free,
-    }
-
-
-def _nvidia_smi() -> tuple[str | None, int | None]:
-    """Driver version, and bytes in use before this process has a context; None where the tool is not there."""
-    query = ["nvidia-smi", "--query-gpu=driver_version,memory.used", "--format=csv,noheader,nounits", "--id=0"]
-    try:
-        driver, used = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True).stdout.split(",")
-        return driver.strip(), int(used) * 2**20
-    except (OSError, subprocess.SubprocessError, ValueError):
-        return None, None
-
-
-COLUMNS = ("case", "estimated", "measured", "error %", "reserved", "device", "states", "result")
-
-
-def line(result: dict[str, Any]) -> tuple[str, ...]:
-    """One row of the report."""
-
-    def size(key: str) -> str:
-        return format_bytes(result[key], binary=True) if key in result else "-"
-
-    def meter(name: str) -> str:
-        row = next((row for row in result.get("rows", ()) if row["meter"] == name), None)
-        return "-" if row is None else format_bytes(row["measured"], binary=True)
-
-    error = result.get("error_percent")
-    states = {True: "equal", False: "differ", None: "-"}[result.get("states_equal")]
-    said = result["status"] if "message" not in result else f"{result['status']}: {result['message']}"
-    percent = "-" if error is None else f"{error:+.3f}"
-    return (
-        result["name"],
-        size("estimated_peak"),
-        size("measured_peak"),
-        percent,
-        meter("reserved"),
-        meter("device"),
-        states,
-        said,
-    )
-
-
-def markdown(report: dict[str, Any]) -> str:
-    """The report as a page of the docs."""
-    found = report["facts"]
-    measured = [result for result in report["cases"] if "measured_peak" in result]
-    good = sum(result["status"] == "ok" for result in measured)
-    about = "\n".join(
-        f"- {name.replace('_', ' ')}: {_fact(name, value)}" for name, value in found.items() if value is not None
-    )
-    head = " | ".join(COLUMNS)
-    rows = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line(result))} |" for result in report["cases"])
-    return (
-        f"# Measured on {found['device']}\n\n"
-        f"{good} of {len(measured)} measured cases within {TOLERANCE:g} % of the allocated peak, with parameters, gradients and\n"
-        "optimizer states equal to the byte. Written by `make gpu-check`; ranks above 1 are rank 0 of a fake process group.\n\n"
-        f"{about}\n\n| {head} |\n|{'---|' * len(COLUMNS)}\n{rows}\n"
-    )
-
-
-def _fact(name: str, value: object) -> str:
-    sizes = ("capacity", "context", "used_before", "used_with_context")
-    return format_bytes(int(str(value)), binary=True) if name in sizes else str(value)
 
 
 if __name__ == "__main__":
