@@ -21,11 +21,13 @@ ROOT = Path(__file__).resolve().parents[2]
 # As on a machine with torch and numpy and nothing else that memcalc uses.
 BARE = """
 import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"click", "tabulate", "tokenizers"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Blocked())
+from importlib.machinery import PathFinder
+class Bare:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name.split(".")[0] not in {"click", "tabulate", "tokenizers"}:
+            return PathFinder.find_spec(name, path, target)
+sys.meta_path[:] = [Bare if finder is PathFinder else finder for finder in sys.meta_path]
 from trainers.gpu_check import main
 sys.exit(main(sys.argv[1:]))
 """
