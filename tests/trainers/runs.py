@@ -56,7 +56,7 @@ def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 150) ->
             settings["data"] = str(job.data)
         described.append({
             "plan": json.loads(job.plan.to_json()), "settings": settings,
-            "out": str(job.out) if job.out else None, "result": str(folder / name),
+            "out": str(job.out) if job.out else None, "result": str(folder / f"{name}.result"),
         })  # fmt: skip
     path = folder / f"jobs-{ranks}.json"
     path.write_text(json.dumps(described))
@@ -65,8 +65,8 @@ def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 150) ->
         [*TORCHRUN, "--nproc-per-node", str(ranks), driver, str(path)],
         env=environment(), capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    return {name: _read(folder / name, job.plan.ranks) for name, job in jobs.items()}
+    assert done.returncode == 0, done.stderr[:6000]  # the rank's traceback comes before torchrun's
+    return {name: _read(folder / f"{name}.result", job.plan.ranks) for name, job in jobs.items()}
 
 
 def environment() -> dict[str, str]:
