@@ -15,9 +15,7 @@ from memcalc.tape import Edge, Gradient, Node, Storage, Tape, Tensor
 __all__ = ["attention"]
 
 
-def attention(
-    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, kind: str, heads: int, dropout: float
-) -> Tensor:
+def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, kind: str, heads: int, dropout: float) -> Tensor:
     """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``."""
     if k.shape != q.shape and kind != "flash":  # only flash takes grouped queries as they are
         k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
@@ -39,7 +37,8 @@ def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         results: list[Gradient] = [
-            t.allocate(f"{name} {part} gradient", shape, dtype, "temporary") for part, shape in zip("qkv", shapes, strict=True)
+            t.allocate(f"{name} {part} gradient", shape, dtype, "temporary")
+            for part, shape in zip("qkv", shapes, strict=True)
         ]
         workspace = _cpu_backward(t, tokens, dtype) if on_cpu else _cuda_backward(t, tokens, heads, head, kind)
         del workspace
@@ -96,7 +95,9 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, drop
     scores = _product(t, left, _convert(t, k, f"{name} key copy"), (heads, tokens, tokens), f"{name} scores")
     del left
     scores = _masked(t, scores, name)
-    if t.autocast and t.device == "cuda":  # aten/src/ATen/autocast_mode.h: softmax is in CUDA's float32 list, not in the CPU's
+    if (
+        t.autocast and t.device == "cuda"
+    ):  # aten/src/ATen/autocast_mode.h: softmax is in CUDA's float32 list, not in the CPU's
         probabilities = _softmax(t, cast(t, scores, "float32", f"{name} scores"), name)
     else:
         probabilities = _softmax(t, scores, name)
@@ -115,7 +116,10 @@ def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropo
     del ones
     bias = t.allocate(f"{name} mask bias", (tokens, tokens), "float32", "temporary", batched=False)
     del mask
-    left, right = _convert(t, scaled, f"{name} query copy"), _convert(t, _convert(t, k, f"{name} scaled key"), f"{name} key copy")
+    left, right = (
+        _convert(t, scaled, f"{name} query copy"),
+        _convert(t, _convert(t, k, f"{name} scaled key"), f"{name} key copy"),
+    )
     scores = _product(t, left, right, (heads, tokens, tokens), f"{name} scores")
     del scaled, left, right
     probabilities = _softmax(t, scores, name)

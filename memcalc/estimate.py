@@ -1,9 +1,9 @@
 """Plan → Estimate: the peak in each of four meters, the verdict, and what was assumed.
 
-    allocated   torch.cuda.max_memory_allocated: what the program asked for, to the block
-    reserved    torch.cuda.max_memory_reserved: what the caching allocator took from the driver
-    device      what nvidia-smi shows: reserved, the CUDA context and NCCL's buffers
-    host        RAM of one rank's process, beside the interpreter and its libraries
+allocated   torch.cuda.max_memory_allocated: what the program asked for, to the block
+reserved    torch.cuda.max_memory_reserved: what the caching allocator took from the driver
+device      what nvidia-smi shows: reserved, the CUDA context and NCCL's buffers
+host        RAM of one rank's process, beside the interpreter and its libraries
 """
 
 from __future__ import annotations

@@ -29,7 +29,17 @@ from memcalc.precision import DTYPE_BYTES
 from memcalc.supervise import GRACE_SECONDS, supervise
 from memcalc.units import format_bytes
 
-__all__ = ["Run", "Training", "check", "command", "environment", "installed_torch", "launch", "prepare", "require_torch"]
+__all__ = [
+    "Run",
+    "Training",
+    "check",
+    "command",
+    "environment",
+    "installed_torch",
+    "launch",
+    "prepare",
+    "require_torch",
+]
 
 TRAINERS = "trainers"
 """The module torchrun runs on each rank."""

@@ -135,7 +135,9 @@ class Measurement:
         """Read a run's folder. Raises FileError when it is none, or the measurement of a rank is missing."""
         path = run / "run.json"
         if not path.exists():
-            raise FileError(f"{run} holds no run (there is no {path.name} in it); give the folder that launch --out wrote")
+            raise FileError(
+                f"{run} holds no run (there is no {path.name} in it); give the folder that launch --out wrote"
+            )
         record = cls.from_json(path, str(path))
         found = {
             int(match[1]): file
@@ -144,7 +146,9 @@ class Measurement:
         }
         missing = [rank for rank in range(record.plan.ranks) if rank not in found]
         if missing:
-            raise FileError(f"{run / 'measured'} lacks rank {missing[0]} of {record.plan.ranks}: the run was not metered or ended too early")
+            raise FileError(
+                f"{run / 'measured'} lacks rank {missing[0]} of {record.plan.ranks}: the run was not metered or ended too early"
+            )
         files = [found[rank] for rank in range(record.plan.ranks)]
         return dataclasses.replace(record, ranks=tuple(RankMeasurement.from_json(file, str(file)) for file in files))
 

@@ -98,7 +98,13 @@ def positions(t: Tape, name: str, tokens: int) -> Tensor:
     node = t.node([w], backward)
     t.save(node, ids)
     shape = (tokens, w.shape[1])
-    return Tensor(t.allocate(f"{name} output", shape, t.weight_dtype, "activations", batched=False), shape, t.weight_dtype, node, batched=False)
+    return Tensor(
+        t.allocate(f"{name} output", shape, t.weight_dtype, "activations", batched=False),
+        shape,
+        t.weight_dtype,
+        node,
+        batched=False,
+    )
 
 
 def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
@@ -110,7 +116,9 @@ def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
         results: list[Gradient] = [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
         for part in (w, bias):
             if part is not None:
-                results.append(t.allocate(f"{part.name} gradient", part.shape, t.weight_dtype, "gradients", batched=False))
+                results.append(
+                    t.allocate(f"{part.name} gradient", part.shape, t.weight_dtype, "gradients", batched=False)
+                )
         partial_sums = t.allocate(f"{name} partial sums", (2, shape[-1]), t.weight_dtype, "temporary", batched=False)
         del partial_sums
         return results
@@ -157,7 +165,9 @@ def add(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
         results: list[Gradient] = []
         for low, batched, shape in metas:
             same = low == dtype and batched
-            results.append(grads[0] if same else t.allocate(f"{name} gradient", shape, low, "temporary", batched=batched))
+            results.append(
+                grads[0] if same else t.allocate(f"{name} gradient", shape, low, "temporary", batched=batched)
+            )
         return results
 
     node = t.node([_edge(x), _edge(y)], backward)
@@ -301,7 +311,10 @@ def _rms_norm_composite(t: Tape, x: Tensor, name: str) -> Tensor:
 
 def rotary_tables(t: Tape, tokens: int, head: int) -> list[Storage]:
     """Cosines and sines of the rotary angles, shared by all layers; they need no gradient."""
-    return [t.allocate(f"rotary {part}", (tokens, head), t.weight_dtype, "buffers", batched=False) for part in ("cos", "sin")]
+    return [
+        t.allocate(f"rotary {part}", (tokens, head), t.weight_dtype, "buffers", batched=False)
+        for part in ("cos", "sin")
+    ]
 
 
 def rotary(t: Tape, x: Tensor, name: str, tables: list[Storage]) -> Tensor:
@@ -342,7 +355,9 @@ def opaque(t: Tape, x: Tensor, name: str, kept: tuple[int, ...], stated_bytes: i
 
     node = t.node([_edge(x), w], backward)
     if stated_bytes:
-        y = Tensor(t.allocate(f"{name} output", (stated_bytes,), "uint8", "activations", batched=False), kept, dtype, node)
+        y = Tensor(
+            t.allocate(f"{name} output", (stated_bytes,), "uint8", "activations", batched=False), kept, dtype, node
+        )
     else:
         y = t.output(f"{name} output", kept, dtype, node)
     t.save(node, y.storage)

@@ -125,7 +125,13 @@ def needed_bytes(plan: Plan, peak: int) -> int:
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
     """Smaller is simpler: the plainer strategy, no checkpointing, no accumulation, the smaller batch."""
-    return (list(STRATEGIES).index(plan.strategy), plan.ranks, plan.checkpoint_every, plan.accumulation, plan.micro_batch)
+    return (
+        list(STRATEGIES).index(plan.strategy),
+        plan.ranks,
+        plan.checkpoint_every,
+        plan.accumulation,
+        plan.micro_batch,
+    )
 
 
 def best(found: Iterable[Candidate]) -> Candidate:

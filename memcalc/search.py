@@ -10,7 +10,15 @@ from memcalc.errors import InputError, PlanError
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["MICRO_BATCHES", "Search", "activations_known", "default_precisions", "pure_precision", "search", "structures"]
+__all__ = [
+    "MICRO_BATCHES",
+    "Search",
+    "activations_known",
+    "default_precisions",
+    "pure_precision",
+    "search",
+    "structures",
+]
 
 RAM_SHARE = 0.9
 """Part of a machine's RAM that ranks on its CPUs may fill; the rest is for the system and the data's page cache."""
@@ -111,7 +119,9 @@ def _micro_batches(base: Plan, ranks: Sequence[int], global_batch: int | None) -
         return MICRO_BATCHES
     if not any(global_batch % count == 0 for count in ranks):
         near = max(global_batch // ranks[0], 1) * ranks[0]
-        raise PlanError(f"global batch {global_batch} does not divide over {ranks[0]} ranks; take {near} or {near + ranks[0]}")
+        raise PlanError(
+            f"global batch {global_batch} does not divide over {ranks[0]} ranks; take {near} or {near + ranks[0]}"
+        )
     return [size for size in range(1, min(global_batch, MOST_MICRO_BATCH) + 1) if global_batch % size == 0]
 
 

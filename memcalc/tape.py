@@ -52,7 +52,13 @@ class Tensor:
     __slots__ = ("batched", "dtype", "node", "shape", "slot", "storage")
 
     def __init__(
-        self, storage: Storage, shape: tuple[int, ...], dtype: str, node: Node | None, slot: int = 0, batched: bool = True
+        self,
+        storage: Storage,
+        shape: tuple[int, ...],
+        dtype: str,
+        node: Node | None,
+        slot: int = 0,
+        batched: bool = True,
     ) -> None:
         self.storage, self.shape, self.dtype = storage, shape, dtype
         self.node, self.slot, self.batched = node, slot, batched
@@ -97,7 +103,15 @@ class Tape:
     ``gradient`` is called with each finished weight gradient; a strategy puts its own function there.
     """
 
-    def __init__(self, weights: Iterable[Weight], *, weight_dtype: str, compute_dtype: str, device: str, fused_rms_norm: bool = True) -> None:
+    def __init__(
+        self,
+        weights: Iterable[Weight],
+        *,
+        weight_dtype: str,
+        compute_dtype: str,
+        device: str,
+        fused_rms_norm: bool = True,
+    ) -> None:
         self.weights = {weight.name: weight for weight in weights}
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
         self.fused_rms_norm = fused_rms_norm
@@ -119,7 +133,9 @@ class Tape:
 
     # -- storage -----------------------------------------------------------------------------------
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: str, category: str, *, batched: bool = True) -> Storage:
+    def allocate(
+        self, name: str, shape: tuple[int, ...], dtype: str, category: str, *, batched: bool = True
+    ) -> Storage:
         """New bytes: ``prod(shape)`` elements, times the micro batch when ``batched``."""
         ident = len(self._names)
         self._names.append(name)
@@ -189,7 +205,9 @@ class Tape:
     def backward(self, loss: Tensor, shape: tuple[int, ...] = ()) -> None:
         """Run the graph backward from ``loss``, which is of ``shape``; every node is dropped once it has run."""
         assert loss.node is not None
-        loss.node.grads[loss.slot] = self.allocate("gradient of the loss", shape, loss.dtype, "temporary", batched=False)
+        loss.node.grads[loss.slot] = self.allocate(
+            "gradient of the loss", shape, loss.dtype, "temporary", batched=False
+        )
         nodes, self._nodes = self._nodes, []
         self._run(nodes)
 
@@ -254,7 +272,11 @@ class Tape:
         if weight.name not in self._casts:
 
             def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-                return [self.allocate(f"{weight.name} gradient", weight.shape, self.weight_dtype, "gradients", batched=False)]
+                return [
+                    self.allocate(
+                        f"{weight.name} gradient", weight.shape, self.weight_dtype, "gradients", batched=False
+                    )
+                ]
 
             copy = self.allocate(
                 f"{weight.name} autocast copy", weight.shape, self.compute_dtype, "activations", batched=False

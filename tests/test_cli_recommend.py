@@ -18,8 +18,12 @@ from memcalc.plan import Plan
 
 Run = Callable[..., Result]
 CPUS = Machine(gpus=(), cores=4, ram_bytes=8 * 2**30)
-TWO_A100 = Machine(gpus=(FoundGpu(name="a100-40gb", usable_bytes=42 * 10**9, free_bytes=41 * 10**9),) * 2, cores=8, ram_bytes=2**36)
-UNKNOWN = Machine(gpus=(FoundGpu(name="NVIDIA Z9", usable_bytes=30 * 10**9, free_bytes=30 * 10**9),), cores=8, ram_bytes=2**36)
+TWO_A100 = Machine(
+    gpus=(FoundGpu(name="a100-40gb", usable_bytes=42 * 10**9, free_bytes=41 * 10**9),) * 2, cores=8, ram_bytes=2**36
+)
+UNKNOWN = Machine(
+    gpus=(FoundGpu(name="NVIDIA Z9", usable_bytes=30 * 10**9, free_bytes=30 * 10**9),), cores=8, ram_bytes=2**36
+)
 
 
 @pytest.fixture
@@ -73,7 +77,18 @@ def test_csv_and_markdown(run: Run) -> None:
 
 
 def test_what_is_given_is_kept(run: Run) -> None:
-    words = ["--strategy", "zero-1", "--checkpointing", "full", "--batch-size", "3", "--precision", "fp32", "--seq-len", "64"]
+    words = [
+        "--strategy",
+        "zero-1",
+        "--checkpointing",
+        "full",
+        "--batch-size",
+        "3",
+        "--precision",
+        "fp32",
+        "--seq-len",
+        "64",
+    ]
     found = asked(run("gpt2", "--gpus", "2", "--gpu", "a100-80gb", *words, "--format", "json"))
     assert found["tried"] == 1
     plan = found["plans"][0]["plan"]
@@ -101,7 +116,10 @@ def test_this_machines_gpus_are_the_default(run: Run) -> None:
     found = asked(run("gpt2", "--format", "json", machine=TWO_A100))
     assert found["capacity_bytes"] == 42 * 10**9
     assert {(row["plan"]["gpu"], row["plan"]["ranks"]) for row in found["plans"]} == {("a100-40gb", 2)}
-    assert asked(run("gpt2", "--gpus", "1", "--format", "json", machine=TWO_A100))["plans"][0]["plan"]["strategy"] == "single"
+    assert (
+        asked(run("gpt2", "--gpus", "1", "--format", "json", machine=TWO_A100))["plans"][0]["plan"]["strategy"]
+        == "single"
+    )
 
 
 def test_a_card_that_is_not_in_the_catalog_counts_with_its_memory(run: Run) -> None:
@@ -115,7 +133,9 @@ def test_without_gpus_the_cores_are_used(run: Run) -> None:
     assert {row["plan"]["ranks"] for row in found["plans"]} == {1, 2, 4}
     assert {row["plan"]["device"] for row in found["plans"]} == {"cpu"}
     assert found["plans"][0]["plan"]["ranks"] == 4
-    assert asked(run("gpt2-tiny", "--device", "cpu", "--gpus", "2", "--format", "json"))["plans"][0]["plan"]["ranks"] == 2
+    assert (
+        asked(run("gpt2-tiny", "--device", "cpu", "--gpus", "2", "--format", "json"))["plans"][0]["plan"]["ranks"] == 2
+    )
     assert asked(run("gpt2-tiny", "--strategy", "single", "--format", "json"))["plans"][0]["plan"]["ranks"] == 1
 
 

@@ -254,4 +254,6 @@ def test_the_next_plan_is_the_same_job_in_less_memory(failed: Plan) -> None:
 def test_there_may_be_no_next_plan() -> None:
     assert next_plan(GPT2, 0) is None
     assert next_plan(GPT2, 10**9) is None
-    assert next_plan(replace(GPT2, model=MODELS["gpt2-xl"], micro_batch=2, ranks=1, strategy="single"), 16 * 10**9) is None
+    assert (
+        next_plan(replace(GPT2, model=MODELS["gpt2-xl"], micro_batch=2, ranks=1, strategy="single"), 16 * 10**9) is None
+    )

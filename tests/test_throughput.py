@@ -36,7 +36,9 @@ def test_flops_are_those_of_the_usual_formula() -> None:
     h, layers, s, vocab = 768, 12, 1024, 50257
     products = vocab * h + layers * 12 * h * h
     expected = 8 * s * (6 * products + 12 * layers * h * s / 2)
-    assert step_time(GPT2).compute * hardware.flops["bfloat16"] * hardware.efficiency == pytest.approx(expected, rel=1e-12)
+    assert step_time(GPT2).compute * hardware.flops["bfloat16"] * hardware.efficiency == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_eager_attention_does_not_skip_what_the_mask_hides() -> None:
@@ -141,7 +143,16 @@ def test_parts_are_sound_and_add_up(plan: Plan) -> None:
 
 
 def parts(time: StepTime) -> list[float]:
-    return [time.compute, time.recompute, time.traffic, time.host, time.hooks, time.communication, time.exposed, time.optimizer]
+    return [
+        time.compute,
+        time.recompute,
+        time.traffic,
+        time.host,
+        time.hooks,
+        time.communication,
+        time.exposed,
+        time.optimizer,
+    ]
 
 
 @pytest.mark.parametrize("strategy", PARALLEL)

@@ -21,7 +21,9 @@ __all__ = ["main"]
 @click.argument("plan", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--data", type=click.Path(path_type=Path), help="Text, a folder of texts, a uint16 .bin, or images.")
-@click.option("--tokenizer", type=click.Path(path_type=Path), help="A tokenizers JSON; bytes are the tokens without one.")
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path), help="A tokenizers JSON; bytes are the tokens without one."
+)
 @click.option("--steps", type=click.IntRange(min=1), default=20, show_default=True)
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)
@@ -29,7 +31,13 @@ __all__ = ["main"]
 @click.option("--eval-every", type=click.IntRange(min=0), default=0, help="Steps; 0 evaluates at the end only.")
 @click.option("--checkpoint-every", type=click.IntRange(min=0), default=0, help="Steps; 0 saves at the end only.")
 @click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in OUT.")
-@click.option("--measure-steps", type=click.IntRange(min=0), default=3, show_default=True, help="How many first steps are metered.")
+@click.option(
+    "--measure-steps",
+    type=click.IntRange(min=0),
+    default=3,
+    show_default=True,
+    help="How many first steps are metered.",
+)
 def main(plan: Path, out: Path, **options: object) -> None:
     """Run one rank; any error ends in one line, a log and ``OUT/errors/rank-R.json``."""
     place = Rank.from_environment()

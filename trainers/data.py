@@ -1,9 +1,9 @@
 """What a run trains on, as fixed samples that every rank sees in the same order.
 
-    none given      the text of the Python installation's own source files
-    text            a file or a folder of them; bytes are tokens, or a ``tokenizers`` JSON makes them
-    NAME.bin        token ids as uint16, as nanoGPT's prepare scripts write them
-    images          for the mlp: a folder of class folders (.npy or pictures), or with images.npy and labels.npy
+none given      the text of the Python installation's own source files
+text            a file or a folder of them; bytes are tokens, or a ``tokenizers`` JSON makes them
+NAME.bin        token ids as uint16, as nanoGPT's prepare scripts write them
+images          for the mlp: a folder of class folders (.npy or pictures), or with images.npy and labels.npy
 """
 
 from __future__ import annotations
@@ -151,10 +151,14 @@ def _windows(plan: Plan, tokens: NDArray[np.generic], source: str) -> Samples:
     length, vocab = plan.tokens, plan.model.vocab
     largest = int(tokens.max())
     if largest >= vocab:
-        raise InputError(f"{source} holds token {largest}, but {plan.model.name} has a vocabulary of {vocab} (0 to {vocab - 1})")
+        raise InputError(
+            f"{source} holds token {largest}, but {plan.model.name} has a vocabulary of {vocab} (0 to {vocab - 1})"
+        )
     count = (len(tokens) - 1) // length
     if count < 2:
-        raise InputError(f"{source} has {len(tokens):,} tokens; at least {2 * length + 1:,} are needed for samples of {length}")
+        raise InputError(
+            f"{source} has {len(tokens):,} tokens; at least {2 * length + 1:,} are needed for samples of {length}"
+        )
     offsets = np.arange(length)
 
     def take(indices: NDArray[np.int64]) -> Pair:
@@ -173,7 +177,9 @@ def _bytes_as_features(plan: Plan, tokens: NDArray[np.generic], source: str) -> 
     scale = np.float32(max(int(tokens.max()), 1))
     count = (len(tokens) - 1) // length
     if count < 2:
-        raise InputError(f"{source} has {len(tokens):,} tokens; at least {2 * length + 1:,} are needed for samples of {length}")
+        raise InputError(
+            f"{source} has {len(tokens):,} tokens; at least {2 * length + 1:,} are needed for samples of {length}"
+        )
     offsets = np.arange(length)
 
     def take(indices: NDArray[np.int64]) -> Pair:
@@ -187,27 +193,36 @@ def _holds_images(data: Path) -> bool:
     if not data.is_dir():
         return data.suffix == ".npy"
     return (data / "images.npy").exists() or any(
-        path.suffix.lower() in (".npy", *_PICTURES) for folder in data.iterdir() if folder.is_dir() for path in folder.iterdir()
+        path.suffix.lower() in (".npy", *_PICTURES)
+        for folder in data.iterdir()
+        if folder.is_dir()
+        for path in folder.iterdir()
     )
 
 
 def _images(plan: Plan, data: Path) -> Samples:
     """Images flattened to features, values of whole numbers scaled from 0..255 to 0..1."""
     if not data.is_dir():
-        raise InputError(f"{data} has no labels; give a folder with images.npy and labels.npy, or with one folder per class")
+        raise InputError(
+            f"{data} has no labels; give a folder with images.npy and labels.npy, or with one folder per class"
+        )
     if (data / "images.npy").exists():
         images, labels = _load_array(data / "images.npy"), _load_array(data / "labels.npy")
     else:
         images, labels = _class_folders(data)
     features, classes = plan.model.features, plan.model.classes
     if len(images) != len(labels) or labels.ndim != 1:
-        raise InputError(f"{data} has {len(images)} images and labels of shape {list(labels.shape)}; one label each is needed")
+        raise InputError(
+            f"{data} has {len(images)} images and labels of shape {list(labels.shape)}; one label each is needed"
+        )
     if len(images) < 2:
         raise InputError(f"{data} has {len(images)} images; at least 2 are needed")
     flat = images.reshape(len(images), -1)
     if flat.shape[1] != features:
         shape = "x".join(map(str, images.shape[1:]))
-        raise InputError(f"{data} has images of {shape} = {flat.shape[1]} values, but {plan.model.name} reads {features} features")
+        raise InputError(
+            f"{data} has images of {shape} = {flat.shape[1]} values, but {plan.model.name} reads {features} features"
+        )
     if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes:
         raise InputError(f"{data} has labels outside 0 to {classes - 1}, the classes of {plan.model.name}")
     # Class folders come one after the other; a fixed shuffle puts every class on both sides of the split.
@@ -247,7 +262,9 @@ def _class_folders(data: Path) -> tuple[NDArray[np.generic], NDArray[np.generic]
                 continue
             labels.append(label)
             if images[-1].shape != images[0].shape:
-                raise InputError(f"{path} is {list(images[-1].shape)}, others are {list(images[0].shape)}; all images need one size")
+                raise InputError(
+                    f"{path} is {list(images[-1].shape)}, others are {list(images[0].shape)}; all images need one size"
+                )
     return np.stack(images), np.array(labels, dtype=np.int64)
 
 
@@ -255,7 +272,9 @@ def _picture(path: Path) -> NDArray[np.generic]:
     try:
         from PIL import Image
     except ImportError:
-        raise InputError(f"{path} needs the package pillow to be read; install it, or store the images as .npy") from None
+        raise InputError(
+            f"{path} needs the package pillow to be read; install it, or store the images as .npy"
+        ) from None
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB"))

@@ -182,7 +182,9 @@ class _Run:
         prepared.reshard()
         prepared.model.train()
         self.evaluation_loss = float(total[0] / total[1])
-        self.say(f"step {done}/{self.settings.steps}  evaluation loss {self.evaluation_loss:.4f} over {len(held)} samples")
+        self.say(
+            f"step {done}/{self.settings.steps}  evaluation loss {self.evaluation_loss:.4f} over {len(held)} samples"
+        )
 
     def log(self, done: int, filled: int, seconds: float) -> None:
         """Losses since the last time, averaged over ranks; the only place where the loop waits for the device."""

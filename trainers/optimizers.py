@@ -31,7 +31,9 @@ def arguments(plan: Plan) -> tuple[type[Optimizer], dict[str, Any]]:
     """The plan's optimizer class and its keyword arguments. Raises PlanError where torch has none."""
     if plan.optimizer not in _CLASSES:
         known = ", ".join(sorted(_CLASSES))
-        raise PlanError(f"{plan.optimizer} can be estimated but not trained: torch has no such optimizer; trainable: {known}")
+        raise PlanError(
+            f"{plan.optimizer} can be estimated but not trained: torch has no such optimizer; trainable: {known}"
+        )
     kind, fixed = _CLASSES[plan.optimizer]
     return kind, fixed | _KINDS[plan.optimizer_kind]
 

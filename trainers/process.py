@@ -152,4 +152,6 @@ def _is_oom(error: BaseException) -> bool:
     import torch
 
     # The CPU allocator raises a plain RuntimeError (c10/core/impl/alloc_cpu.cpp).
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "DefaultCPUAllocator: can't allocate memory" in str(error)
+    return isinstance(
+        error, torch.OutOfMemoryError | MemoryError
+    ) or "DefaultCPUAllocator: can't allocate memory" in str(error)

@@ -78,7 +78,9 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
 
 def mlp(t: Tape, x: Tensor, name: str) -> Tensor:
     gate = ops.pointwise(t, ops.linear(t, x, f"{name}.gate_proj"), f"{name}.silu")
-    return ops.linear(t, ops.multiply(t, gate, ops.linear(t, x, f"{name}.up_proj"), f"{name}.product"), f"{name}.down_proj")
+    return ops.linear(
+        t, ops.multiply(t, gate, ops.linear(t, x, f"{name}.up_proj"), f"{name}.product"), f"{name}.down_proj"
+    )
 
 
 LLAMA = Family(

@@ -35,7 +35,11 @@ def weights(model: Model) -> list[Weight]:
     for layer, (inputs, width) in enumerate(zip(widths, widths[1:], strict=False)):
         unit = f"layers.{layer}"
         found += [Weight(f"{unit}.linear.weight", (width, inputs), unit), Weight(f"{unit}.linear.bias", (width,), unit)]
-    return [*found, Weight("head.weight", (model.classes, model.hidden), HEAD), Weight("head.bias", (model.classes,), HEAD)]
+    return [
+        *found,
+        Weight("head.weight", (model.classes, model.hidden), HEAD),
+        Weight("head.bias", (model.classes,), HEAD),
+    ]
 
 
 def enter(t: Tape, plan: Plan, x: Tensor) -> Tensor:

@@ -34,7 +34,11 @@ def run(job: dict, process: Process) -> None:
     measurement = train(Plan.from_dict(job["plan"]), Settings(**settings), process, out=out)
     result = Path(job["result"])
     if process.first:
-        found = {"losses": measurement.losses, "evaluation": measurement.evaluation_loss, "speed": measurement.samples_per_second}
+        found = {
+            "losses": measurement.losses,
+            "evaluation": measurement.evaluation_loss,
+            "speed": measurement.samples_per_second,
+        }
         result.write_text(json.dumps(found))
     for rank in measurement.ranks:
         rank.save(result.with_name(f"{result.name}.{rank.rank}"))

@@ -76,4 +76,6 @@ def environment() -> dict[str, str]:
 
 def _read(path: Path, ranks: int) -> Result:
     measured = [path.with_name(f"{path.name}.{rank}") for rank in range(ranks)]
-    return Result(**json.loads(path.read_text()), ranks=[RankMeasurement.from_json(file) for file in measured if file.exists()])
+    return Result(
+        **json.loads(path.read_text()), ranks=[RankMeasurement.from_json(file) for file in measured if file.exists()]
+    )

@@ -73,7 +73,9 @@ def test_one_rank_is_the_plain_run(one: dict[str, Result], name: str) -> None:
     equal(one[name], one["gpt2-tiny"])
 
 
-@pytest.mark.parametrize("name", ["accumulation", "checkpoint-1", "checkpoint-2", "checkpoint-1-reentrant", "keep-gradients"])
+@pytest.mark.parametrize(
+    "name", ["accumulation", "checkpoint-1", "checkpoint-2", "checkpoint-1-reentrant", "keep-gradients"]
+)
 def test_what_saves_memory_does_not_change_losses(one: dict[str, Result], name: str) -> None:
     equal(one[name], one["gpt2-tiny"])
 

@@ -53,7 +53,9 @@ def results(folder: Path) -> tuple[dict[str, Result], dict[str, Result]]:
         (resumed / name).mkdir()
         shutil.copytree(folder / name / "checkpoints" / f"step-{STOP}", resumed / name / "checkpoints" / f"step-{STOP}")
         # One that was cut off while it was written:
-        shutil.copytree(folder / name / "checkpoints" / f"step-{STEPS}", resumed / name / "checkpoints" / f"step-{STEPS}")
+        shutil.copytree(
+            folder / name / "checkpoints" / f"step-{STEPS}", resumed / name / "checkpoints" / f"step-{STEPS}"
+        )
         (resumed / name / "checkpoints" / f"step-{STEPS}" / "done.json").unlink()
     shutil.copytree(resumed / "ddp", resumed / "other-strategy")
     again: dict[str, Result] = {}
@@ -61,7 +63,11 @@ def results(folder: Path) -> tuple[dict[str, Result], dict[str, Result]]:
         more = {}
         if ranks == 1:  # ddp's checkpoint, by one rank with another strategy
             options = (("resume", True), ("checkpoint_every", 0))
-            more = {"other-strategy": Job(plan(strategy="fsdp-shard-grad-op"), steps=STEPS, out=resumed / "other-strategy", options=options)}
+            more = {
+                "other-strategy": Job(
+                    plan(strategy="fsdp-shard-grad-op"), steps=STEPS, out=resumed / "other-strategy", options=options
+                )
+            }
         again |= run(jobs(resumed, names, resume=True) | more, ranks, resumed)
     return whole, again
 
@@ -80,7 +86,10 @@ def test_another_strategy_and_world_goes_on(results: tuple[dict[str, Result], di
 
 
 def test_weights_are_whole_and_safe_to_load(results: tuple[dict[str, Result], dict[str, Result]], folder: Path) -> None:
-    saved = {name: torch.load(folder / name / "weights" / "model.pt", weights_only=True) for name in ("ddp", "fsdp-full-shard")}
+    saved = {
+        name: torch.load(folder / name / "weights" / "model.pt", weights_only=True)
+        for name in ("ddp", "fsdp-full-shard")
+    }
     expected = {weight.name: weight.shape for weight in weights(PLANS["ddp"].model)}
     for tensors in saved.values():
         assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected
@@ -88,12 +97,16 @@ def test_weights_are_whole_and_safe_to_load(results: tuple[dict[str, Result], di
     assert all(torch.allclose(again[name], saved["ddp"][name], atol=1e-6) for name in expected)
 
 
-def test_the_record_of_a_resumed_run_is_the_whole_run(results: tuple[dict[str, Result], dict[str, Result]], folder: Path) -> None:
+def test_the_record_of_a_resumed_run_is_the_whole_run(
+    results: tuple[dict[str, Result], dict[str, Result]], folder: Path
+) -> None:
     record = Measurement.from_json(folder / "resumed" / "ddp" / "run.json")
     assert (record.status, len(record.losses), record.plan) == ("done", STEPS, PLANS["ddp"])
 
 
-def test_another_model_is_refused(results: tuple[dict[str, Result], dict[str, Result]], folder: Path, tmp_path: Path) -> None:
+def test_another_model_is_refused(
+    results: tuple[dict[str, Result], dict[str, Result]], folder: Path, tmp_path: Path
+) -> None:
     marker = folder / "single" / "checkpoints" / f"step-{STEPS}" / "done.json"
     assert json.loads(marker.read_text())["model"]["name"] == "gpt2-tiny"
     job = Job(plan("llama-tiny"), out=folder / "single", options=(("resume", True),))

@@ -51,4 +51,8 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
 
 def device_of(mesh: DeviceMesh) -> torch.device:
     """This rank's device."""
-    return torch.device("cuda", torch.cuda.current_device()) if mesh.device_type == "cuda" else torch.device(mesh.device_type)
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if mesh.device_type == "cuda"
+        else torch.device(mesh.device_type)
+    )

@@ -28,7 +28,9 @@ _WHOLE_TENSORS = ("adafactor",)
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
     """``fully_shard`` each block, then the rest as the root; only shards are ever given memory. Raises PlanError."""
     if plan.optimizer in _WHOLE_TENSORS:
-        raise PlanError(f"{plan.optimizer} cannot step sharded tensors in torch; take ddp or zero-1, or another optimizer")
+        raise PlanError(
+            f"{plan.optimizer} cannot step sharded tensors in torch; take ddp or zero-1, or another optimizer"
+        )
     precision = plan.precision_row
     policy = MixedPrecisionPolicy()
     if precision.autocast:

@@ -29,7 +29,9 @@ _RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight")
 def build(plan: Plan) -> nn.Module:
     """The plan's model on the meta device, in the dtype of its weights. Raises PlanError for a family without one."""
     if plan.model.family not in _MODULES:
-        raise PlanError(f"{plan.model.name} is known by its size only; a model to train needs a family: {', '.join(_MODULES)}")
+        raise PlanError(
+            f"{plan.model.name} is known by its size only; a model to train needs a family: {', '.join(_MODULES)}"
+        )
     with torch.device("meta"):
         return _MODULES[plan.model.family](plan).to(dtype_of(plan.precision_row.weights))
 
