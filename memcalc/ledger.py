@@ -97,14 +97,14 @@ class _Step:
         tape, hooks = self.tape, self.hooks
         tape.moment = "forward"
         hooks.begin_forward()
+        opaque = self.plan.family.opaque
         with tape.casts():
             output = self.forward(batch[0])
-        hooks.end_forward()
-        output = ops.boundary(tape, output, hooks.begin_backward)
-        tape.moment = "loss"
-        opaque = self.plan.family.opaque
-        loss = output if opaque else ops.cross_entropy(tape, output, batch[1])
-        del output
+            hooks.end_forward()
+            output = ops.boundary(tape, output, hooks.begin_backward)
+            tape.moment = "loss"
+            loss = output if opaque else ops.cross_entropy(tape, output, batch[1])
+            del output
         tape.moment = "backward"
         tape.backward(loss, shape=(0,) if opaque else ())
         hooks.end_backward()

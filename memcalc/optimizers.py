@@ -135,6 +135,9 @@ class Optimizer:
     counter: bool = True
     """A float32 step counter per weight: one CPU scalar (for-loop, foreach), one device block when fused."""
 
+    shardable: bool = True
+    """Works on the row-wise shards of ``fully_shard`` (DTensors)."""
+
     @property
     def kinds(self) -> tuple[str, ...]:
         """The forms of ``step()`` there are, the library's default on CUDA first."""
@@ -244,6 +247,8 @@ OPTIMIZERS: Catalog[Optimizer] = Catalog(
             summary="second moment factored into a row and a column, no first moment",
             library="torch.optim.Adafactor",
             states=_adafactor_states,
+            # Its in-place powers of norms are refused by DTensor: "requires placement changes", torch 2.13.
+            shardable=False,
             steps={"for-loop": _adafactor_loop, "foreach": _adafactor_foreach},
         ),
         # lion_pytorch/lion_pytorch.py and foreach.py of lion-pytorch 0.2.5.

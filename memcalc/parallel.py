@@ -159,14 +159,29 @@ class FlatUnits(Replicated):
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         super().__init__(tape, plan, units)
         self.waiting: dict[str, dict[str, Storage]] = {unit: {} for unit in units}
+        self.stale = False
         self.unit_of = {weight.name: unit for unit, weights in units.items() for weight in weights}
 
     def gradient(self, weight: Weight, grad: Storage) -> None:
         self.waiting[self.unit_of[weight.name]][weight.name] = grad
 
+    def states(self) -> None:
+        super().states()
+        if self.plan.set_to_none:  # zero_grad drops the views; the flat gradient goes when the next forward begins
+            self.keep_gradients()
+            self.stale = True
+
     def keep_gradients(self) -> None:
         for unit in self.units:
             self.grads[unit] = self._flat_gradient(unit)
+
+    def begin_forward(self) -> None:
+        if self.stale:
+            self.grads.clear()
+            self.stale = False
+
+    def zero_grad(self) -> None:
+        """Nothing is freed before the next forward pass."""
 
     def leave_backward(self, unit: str) -> None:
         flat = self._flat_gradient(unit)

@@ -116,6 +116,8 @@ class Plan:
             raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
         if self.ranks > 1 and not self.strategy_row.parallel:
             raise PlanError(f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard")
+        if self.strategy_row.gathers and not self.optimizer_row.shardable:
+            raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
         if self.reentrant and not self.checkpoint_every:
             raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
 

@@ -109,7 +109,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    optimizer = draw(st.sampled_from(list(OPTIMIZERS.values())))
+    gathers = STRATEGIES[strategy].gathers
+    optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not gathers]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
     precision = draw(st.sampled_from(list(PRECISIONS)))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family == "gpt2" else 0.0
