@@ -1,0 +1,90 @@
+"""Every knob of a plan that changes memory, run for real on the CPU and held against the ledger moment by moment.
+
+``memcalc validate`` covers strategies, precisions and checkpointing; here are the rest: attention kernels, dropout,
+reentrant and every-n checkpoints, accumulation, autocast, buckets, kept gradients, optimizers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from memcalc.models import Model
+from memcalc.plan import Plan
+from memcalc.validate import validate
+
+GPT2 = Model(
+    name="knobs-gpt2", family="gpt2", layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=1000, context=128, tied=True
+)  # fmt: skip
+LLAMA = Model(
+    name="knobs-llama", family="llama", layers=4, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=1000, context=128
+)  # fmt: skip
+MLP = Model(name="knobs-mlp", family="mlp", layers=4, hidden=384, features=96, classes=10)
+
+ALONE = Plan(model=GPT2, tokens=128, micro_batch=4, device="cpu")
+KNOBS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "eager": {"attention": "eager"},
+    "math": {"attention": "math"},
+    "eager-dropout": {"attention": "eager", "dropout": 0.1},
+    "dropout": {"dropout": 0.1},
+    "llama-eager": {"model": LLAMA, "attention": "eager"},
+    "llama-math": {"model": LLAMA, "attention": "math"},
+    "every-2": {"checkpoint_every": 2},
+    "every-3": {"checkpoint_every": 3},
+    "reentrant": {"checkpoint_every": 1, "reentrant": True},
+    "llama-reentrant": {"model": LLAMA, "checkpoint_every": 1, "reentrant": True},
+    "dropout-checkpoint": {"dropout": 0.1, "checkpoint_every": 1},
+    "accumulation": {"accumulation": 3},
+    "amp": {"precision": "amp-bf16"},
+    "llama-amp": {"model": LLAMA, "precision": "amp-bf16"},
+    "amp-checkpoint": {"precision": "amp-bf16", "checkpoint_every": 1},
+    "amp-reentrant": {"precision": "amp-bf16", "checkpoint_every": 1, "reentrant": True},
+    "mlp-amp": {"model": MLP, "precision": "amp-bf16", "tokens": 0, "micro_batch": 256},
+    "keep-gradients": {"set_to_none": False},
+    "short": {"tokens": 64},
+    "for-loop": {"optimizer_kind": "for-loop"},
+    "fused": {"optimizer_kind": "fused"},
+    "sgd": {"optimizer": "sgd", "model": MLP, "tokens": 0},
+    "sgd-momentum": {"optimizer": "sgd-momentum", "model": MLP, "tokens": 0},
+    "amsgrad": {"optimizer": "amsgrad", "model": MLP, "tokens": 0},
+    "rmsprop": {"optimizer": "rmsprop", "model": MLP, "tokens": 0},
+    "adagrad": {"optimizer": "adagrad", "model": MLP, "tokens": 0},
+    "adafactor": {"optimizer": "adafactor", "optimizer_kind": "for-loop", "model": MLP, "tokens": 0},
+}
+TOGETHER: dict[str, dict[str, object]] = {
+    "ddp-views": {"strategy": "ddp", "bucket_views": True},
+    "ddp-accumulation": {"strategy": "ddp", "accumulation": 3},
+    "ddp-views-accumulation": {"strategy": "ddp", "bucket_views": True, "accumulation": 2},
+    "ddp-keep": {"strategy": "ddp", "set_to_none": False},
+    "ddp-amp": {"strategy": "ddp", "precision": "amp-bf16"},
+    "ddp-reentrant": {"strategy": "ddp", "checkpoint_every": 1, "reentrant": True},
+    "zero-1-llama": {"strategy": "zero-1", "model": LLAMA},
+    "no-shard": {"strategy": "fsdp-no-shard"},
+    "no-shard-mlp": {"strategy": "fsdp-no-shard", "model": MLP, "tokens": 0},
+    "full-shard-amp": {"strategy": "fsdp-full-shard", "precision": "amp-bf16"},
+    "grad-op-amp-llama": {"strategy": "fsdp-shard-grad-op", "precision": "amp-bf16", "model": LLAMA},
+    "full-shard-accumulation": {"strategy": "fsdp-full-shard", "accumulation": 3},
+    "grad-op-accumulation": {"strategy": "fsdp-shard-grad-op", "accumulation": 2},
+    "full-shard-every-2": {"strategy": "fsdp-full-shard", "checkpoint_every": 2},
+    "full-shard-keep": {"strategy": "fsdp-full-shard", "set_to_none": False},
+    "full-shard-reentrant": {"strategy": "fsdp-full-shard", "checkpoint_every": 1, "reentrant": True},
+    "full-shard-llama-eager": {"strategy": "fsdp-full-shard", "model": LLAMA, "attention": "eager"},
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    plans = {name: dataclasses.replace(ALONE, **changes) for name, changes in KNOBS.items()}  # type: ignore[arg-type]
+    for name, changes in TOGETHER.items():
+        plans[name] = dataclasses.replace(ALONE, ranks=2, **changes)  # type: ignore[arg-type]
+    folder: Path = tmp_path_factory.mktemp("knobs")
+    return {result.name: result for result in validate(plans, out=folder, show=lambda result: None)}
+
+
+@pytest.mark.parametrize("name", [*KNOBS, *TOGETHER])
+def test_the_ledger_agrees_with_a_real_run(results: dict[str, object], name: str) -> None:
+    result = results[name]
+    assert result.problem is None  # type: ignore[attr-defined]
