@@ -57,7 +57,9 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:
             parts.append((f"{bias.name} gradient", bias.shape, low, "gradients", False))
         results = [part and t.allocate(*part[:4], batched=part[4]) for part in parts]
         if wants_input and len(shape) > 1:  # computed on flattened rows
-            results[edges.index(source)].view = True
+            gradient = results[edges.index(source)]
+            assert gradient is not None
+            gradient.view = True
         return results
 
     source = _edge(x)

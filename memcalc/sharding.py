@@ -55,7 +55,8 @@ def ddp_buckets(weights: Sequence[Weight], itemsize: int, bucket_mb: int) -> lis
     """
     limit = bucket_mb * 2**20
     first = 2**20 if bucket_mb == 25 else limit
-    buckets, size = [], 0
+    buckets: list[int] = []
+    size = 0
     for weight in reversed(weights):
         size += weight.numel * itemsize
         if size >= (limit if buckets else first):

@@ -28,11 +28,11 @@ class Batches:
         what = f"{plan.micro_batch} a rank x {plan.accumulation} micro batches x {plan.ranks} ranks"
         self.training, self.held_out = data.split(self.samples, per_step=plan.global_batch, what=what)
         self.sampler: DistributedSampler[int] = DistributedSampler(
-            self.training,
+            self.training,  # type: ignore[arg-type]  # all it asks for is a length
             process.world,
             process.rank,
             seed=settings.seed,
-            drop_last=True,  # type: ignore[arg-type]
+            drop_last=True,
         )
         self.per_epoch = len(self.training) // plan.global_batch
         self.epoch, self.order = -1, np.empty(0, np.int64)
