@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from memcalc.errors import FileError, MemcalcError, RunError, shorten
+from memcalc.errors import FileError, MemcalcError, RunError
 from memcalc.files import read_json
 from memcalc.plan import Plan
 
@@ -49,7 +49,7 @@ def failure(plan: Plan, out: Path, code: int) -> RunError:
     where = f"rank {first.rank} of {plan.ranks}"
     log = out / "logs" / f"rank-{first.rank}.log"
     if first.kind != "oom":
-        return RunError(f"{where} failed in {first.moment}: {shorten(first.message, 300)}; see {log}")
+        return RunError(f"{where} failed in {first.moment}: {_cut(first.message)}; see {log}")
     return RunError(f"{where} ran out of memory in {first.moment}; {_next_plan(plan, out)}; see {log}")
 
 
@@ -93,4 +93,8 @@ def _last_words(out: Path, code: int) -> str:
     if rank and status:
         return f"rank {rank[1]} ended with exit code {status[1]} and left no message"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return f"torchrun failed: {shorten(lines[-1], 300)}" if lines else f"torchrun ended with exit code {code}"
+    return f"torchrun failed: {_cut(lines[-1])}" if lines else f"torchrun ended with exit code {code}"
+
+
+def _cut(message: str, limit: int = 300) -> str:
+    return message if len(message) <= limit else message[: limit - 3] + "..."

@@ -138,10 +138,10 @@ def test_the_table(tmp_path: Path) -> None:
     write(tmp_path, rank(0, allocated_peak=ESTIMATE.peak.bytes + 1000), rank(1))
     code, text = said(str(tmp_path))
     assert code == 0
-    assert text.count("test scales") == len(compare_run(tmp_path).rows) // 2 + 1  # of rank 1 the peak only
-    assert "fullest rank: 0; allocated peak" in text.splitlines()[-1]
-    assert "equal to the byte" in text.splitlines()[-1]
-    assert said(str(tmp_path), "--all-ranks")[1].count("test scales") == len(compare_run(tmp_path).rows)
+    assert text.count(" allocated ") == len(compare_run(tmp_path).rows) // 2 + 2  # of rank 1 the peak only; the summary
+    assert "fullest rank: 0; allocated peak -" in text
+    assert "equal to the byte\nmeasured by: test scales\n" in text
+    assert said(str(tmp_path), "--all-ranks")[1].count(" allocated ") == len(compare_run(tmp_path).rows) + 1
 
 
 def test_csv_and_json_hold_every_row_in_bytes(tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_the_first_rank_that_failed_is_named(tmp_path: Path, stub: Callable[[str
         + "sys.exit(1)"
     )
     with pytest.raises(
-        RunError, match=rf"^rank 1 of 2 failed in backward: 'bad gradient'; see {tmp_path}/logs/rank-1.log$"
+        RunError, match=rf"^rank 1 of 2 failed in backward: bad gradient; see {tmp_path}/logs/rank-1.log$"
     ) as caught:
         run(TWO, tmp_path)
     assert caught.value.exit_code == 1
@@ -278,7 +278,7 @@ Root Cause (first observed failure):
         (ROOT_CAUSE.format(code=3), "rank 1 ended with exit code 3 and left no message"),
         (
             "Traceback ...\nImportError: libcudart.so.12: cannot open\n\n",
-            "torchrun failed: 'ImportError: libcudart.so.12: cannot open'",
+            "torchrun failed: ImportError: libcudart.so.12: cannot open;",
         ),
         ("", "torchrun ended with exit code 5"),
     ],

@@ -12,7 +12,7 @@ from memcalc.units import format_bytes
 
 __all__ = ["command", "compare_table"]
 
-HEADERS = ("rank", "meter", "category", "moment", "estimated", "measured", "error", "error %", "instrument")
+HEADERS = ("rank", "meter", "category", "moment", "estimated", "measured", "error", "error %")
 BYTES = (
     "rank",
     "meter",
@@ -61,12 +61,13 @@ def compare_table(comparison: Comparison, format_: str = "table", *, all_ranks: 
 
 
 def summary(comparison: Comparison) -> str:
-    """Which rank was the fullest, and how far off its peak the estimate was."""
-    peak = comparison.peak
+    """Which rank was the fullest, how far off its peak the estimate was, and what measured it."""
     states = "equal to the byte" if comparison.states_equal() else "NOT equal"
+    instruments = ", ".join(dict.fromkeys(row.instrument for row in comparison.rows))
     return (
-        f"fullest rank: {comparison.fullest}; allocated peak {_percent(peak)} % off; "
-        f"parameters, gradients and optimizer states {states}"
+        f"fullest rank: {comparison.fullest}; allocated peak {_percent(comparison.peak)} % off; "
+        f"parameters, gradients and optimizer states {states}\n"
+        f"measured by: {instruments}"
     )
 
 
@@ -74,17 +75,7 @@ def _words(row: Row) -> list[object]:
     low, high = (format_bytes(size, binary=True) for size in (row.low, row.high))
     estimated = low if row.low == row.high else f"{low} to {high}"
     measured, error = format_bytes(row.measured, binary=True), format_bytes(row.error_bytes, binary=True)
-    return [
-        str(row.rank),
-        row.meter,
-        row.category,
-        row.moment,
-        estimated,
-        measured,
-        error,
-        _percent(row),
-        row.instrument,
-    ]
+    return [str(row.rank), row.meter, row.category, row.moment, estimated, measured, error, _percent(row)]
 
 
 def _exact(row: Row) -> list[object]:
@@ -104,4 +95,7 @@ def _exact(row: Row) -> list[object]:
 
 
 def _percent(row: Row) -> str:
-    return "-" if row.error_percent is None else f"{row.error_percent:+.2f}"
+    if row.error_percent is None:
+        return "-"
+    text = f"{row.error_percent:+.2f}"
+    return "0.00" if text in ("+0.00", "-0.00") else text

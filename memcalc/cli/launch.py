@@ -9,6 +9,7 @@ import click
 
 from memcalc.cli.compare import compare_table, summary
 from memcalc.compare import compare_run
+from memcalc.errors import FileError
 from memcalc.launch import Run, Training, launch
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
@@ -61,18 +62,23 @@ def command(plan: Path, out: Path, **options: Any) -> None:
 def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
     """Launch a plan with progress on the terminal, and show what came of it."""
     run = launch(plan, out=out, training=training, show=click.echo)
-    comparison = compare_run(out)
-    click.echo(f"\n{compare_table(comparison)}\n\n{summary(comparison)}")
-    click.echo(results(run, comparison.measurement))
+    click.echo()
+    try:
+        comparison = compare_run(out)
+        click.echo(f"{compare_table(comparison)}\n\n{summary(comparison)}")
+    except FileError as error:  # the run itself went well: it was started without a meter
+        click.echo(f"no comparison: {error}")
+    click.echo(results(run))
 
 
-def results(run: Run, measurement: Measurement) -> str:
-    """Evaluation loss, speed and where the weights and the newest checkpoint are."""
+def results(run: Run) -> str:
+    """Evaluation loss, and where the newest checkpoint and the rest are."""
+    record = Measurement.from_json(run.out / "run.json", str(run.out / "run.json"))
     checkpoints = sorted(
         (run.out / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))
     )
     lines = [
-        f"evaluation loss: {measurement.evaluation_loss:.4f}" if measurement.evaluation_loss is not None else "",
+        f"evaluation loss: {record.evaluation_loss:.4f}" if record.evaluation_loss is not None else "",
         f"checkpoint: {checkpoints[-1]}" if checkpoints else "",
         f"done in {run.seconds:.1f} s; everything is in {run.out}",
     ]

@@ -1,0 +1,167 @@
+"""``memcalc launch`` with the real trainers under the real torchrun."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from memcalc.models import MODELS
+from memcalc.plan import Plan
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-full-shard", ranks=2, device="cpu")
+
+
+def memcalc(*words: object, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "memcalc", *map(str, words)],
+        env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        **options,  # type: ignore[call-overload]
+    )  # fmt: skip
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = process.communicate(timeout=180)
+    return process.returncode, out, err
+
+
+def ranks_of(run: Path) -> dict[int, int]:
+    """Process ids of the living ranks of a run, by rank, from the process table."""
+    found = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            environment = dict(
+                line.split(b"=", 1) for line in (entry / "environ").read_bytes().split(b"\0") if b"=" in line
+            )
+        except OSError:
+            continue
+        if str(run).encode() in words and b"RANK" in environment:
+            found[int(environment[b"RANK"])] = int(entry.name)
+    return found
+
+
+def anything_left(mark: Path) -> list[str]:
+    lines = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            lines.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue
+    return [line for line in lines if str(mark) in line]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
+    """Starts a run that would take minutes, and waits until it makes steps."""
+
+    def start() -> subprocess.Popen[str]:
+        PLAN.save(tmp_path / "plan.json")
+        process = memcalc("launch", tmp_path / "plan.json", "--steps", 100_000, "--out", tmp_path / "run")
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        while line and not line.startswith("step "):
+            line = process.stdout.readline()
+        assert line, process.communicate()
+        return process
+
+    return start
+
+
+def test_train_compare_and_resume(tmp_path: Path) -> None:
+    plan, run = tmp_path / "plan.json", tmp_path / "run"
+    PLAN.save(plan)
+    code, out, err = ended(memcalc("launch", plan, "--steps", 4, "--checkpoint-every", 2, "--out", run))
+    assert code == 0, err
+    assert "step 4/4" in out
+    assert f"checkpoint: {run}/checkpoints/step-4\n" in out
+    loss = re.search(r"^evaluation loss: (\d\.\d{4})$", out, re.MULTILINE)
+    assert loss is not None
+    assert "parameters, gradients and optimizer states equal to the byte" in out
+    assert (run / "weights" / "model.pt").stat().st_size > 4 * 100_000
+    code, table, _ = ended(memcalc("compare", run))
+    assert code == 0
+    assert table.strip() in out
+    code, _, err = ended(memcalc("launch", plan, "--steps", 6, "--out", run))
+    assert (code, err) == (
+        2,
+        f"memcalc: {run} is not empty; give another folder, or --resume to continue the run in it\n",
+    )
+    code, out, err = ended(memcalc("launch", plan, "--steps", 6, "--out", run, "--resume"))
+    assert code == 0, err
+    assert "step 5/6" in out
+    assert "step 4/6" not in out
+    assert f"checkpoint: {run}/checkpoints/step-6\n" in out
+
+
+def test_out_of_memory_names_the_rank_the_moment_and_the_next_plan(tmp_path: Path) -> None:
+    plan, run = tmp_path / "plan.json", tmp_path / "run"
+    Plan(model=MODELS["gpt2-tiny"], tokens=128, micro_batch=8000, device="cpu").save(plan)
+    limit = 6 * 10**9  # of address space; the step needs 13 GB
+    code, _, err = ended(
+        memcalc(
+            "launch", plan, "--steps", 2, "--out", run,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+        )
+    )  # fmt: skip
+    assert code == 1
+    message = re.fullmatch(
+        rf"memcalc: rank 0 of 1 ran out of memory in (forward|loss|backward); what should fit: (.+) "
+        rf"\(saved as {run}/next-plan.json\); see {run}/logs/rank-0.log\n",
+        err,
+    )
+    assert message, err
+    following = Plan.load(run / "next-plan.json")
+    assert following.global_batch == 8000
+    assert "can't allocate memory" in (run / "logs" / "rank-0.log").read_text()
+
+
+def test_bad_data_is_one_line(tmp_path: Path) -> None:
+    plan, run = tmp_path / "plan.json", tmp_path / "run"
+    PLAN.save(plan)
+    (tmp_path / "short.txt").write_text("too short")
+    code, _, err = ended(memcalc("launch", plan, "--data", tmp_path / "short.txt", "--steps", 2, "--out", run))
+    assert code == 1
+    assert len(err.splitlines()) == 1
+    assert "short.txt has 9 tokens; at least 129 are needed" in err
+
+
+def test_a_rank_that_is_killed_stops_the_job(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
+    process = running()
+    os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
+    code, _, err = ended(process)
+    assert code == 1
+    # Either the death itself is reported, or the other rank was quicker to say that its neighbour is gone.
+    assert "rank 1 was killed (signal 9)" in err or "rank 0 of 2 failed in" in err
+    assert anything_left(tmp_path) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_run_leaves_nothing(
+    tmp_path: Path, running: Callable[[], subprocess.Popen[str]], number: signal.Signals
+) -> None:
+    process = running()
+    assert set(ranks_of(tmp_path / "run")) == {0, 1}
+    process.send_signal(number)
+    code, _, err = ended(process)
+    assert (code, err) == (128 + number, f"memcalc: stopped by {number.name}; no process of the run is left\n")
+    assert anything_left(tmp_path) == []
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
+    process = running()
+    process.kill()
+    process.communicate(timeout=60)
+    deadline = time.monotonic() + 60
+    while anything_left(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert anything_left(tmp_path) == []
