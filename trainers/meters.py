@@ -71,6 +71,7 @@ class _Sizes:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.gradients: dict[int, int] = {}
+        self.kept_gradients: dict[int, int] = {}
         self.parameters: dict[int, int] = {}
         self.optimizer: dict[int, int] = {}
 
@@ -79,12 +80,14 @@ class _Sizes:
 
     def step_done(self, prepared: Prepared) -> None:
         self.parameters = storages(prepared.model.parameters(), self.device)
+        self.kept_gradients = storages((parameter.grad for parameter in prepared.model.parameters()), self.device)
         states = (value for state in prepared.states.state.values() for value in state.values())
         self.optimizer = storages(states, self.device)
 
     def lasting(self) -> dict[int, str]:
         """Addresses of what outlives every step."""
-        return dict.fromkeys(self.parameters, "parameters") | dict.fromkeys(self.optimizer, "optimizer")
+        kinds = {"parameters": self.parameters, "optimizer": self.optimizer, "gradients": self.kept_gradients}
+        return {address: kind for kind, found in kinds.items() for address in found}
 
     def categories(self, history: History, last_step: int) -> dict[int, str]:
         """Categories of the history's allocations: gradients by their address after the last backward."""
