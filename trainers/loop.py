@@ -28,6 +28,8 @@ from trainers.settings import Settings
 
 __all__ = ["Moments", "train"]
 
+_LOG_EVERY = 50  # steps between progress lines at most; each makes the loop wait for the device
+
 
 class Moments:
     """Where the loop is, for the instruments and for error messages."""
@@ -88,7 +90,7 @@ class _Run:
         if precision.autocast and not prepared.casts_itself:
             self.autocast = lambda: torch.autocast(kind, dtype_of(precision.compute))
         self.scaler = torch.amp.GradScaler(kind, enabled=precision.loss_scaling)
-        self.log_every = max(settings.steps // 20, 1)
+        self.log_every = min(max(settings.steps // 20, 1), _LOG_EVERY)
         self.window = torch.zeros(self.log_every, device=process.device)
         self.losses: list[float | None] = []
         self.evaluation_loss: float | None = None

@@ -1,0 +1,153 @@
+"""Where samples come from, and what is said when they cannot."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memcalc.errors import FileError, InputError, MemcalcError
+from tests.trainers.runs import plan
+from trainers.data import Samples, load, split
+
+GPT, MLP = plan(), plan("mlp-tiny")
+
+
+def all_of(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
+    return samples.take(np.arange(samples.count))
+
+
+def test_default_is_real_text_and_the_same_every_time() -> None:
+    first, second = load(GPT, None), load(GPT, None)
+    assert first.count == second.count > 1000
+    inputs, targets = first.take(np.array([7, 3]))
+    assert (inputs.shape, inputs.dtype, targets.dtype) == ((2, 32), np.int64, np.int64)
+    assert np.array_equal(inputs[:, 1:], targets[:, :-1])
+    assert np.array_equal(inputs, second.take(np.array([7, 3]))[0])
+    assert b"import " in load(GPT, None).take(np.arange(2000))[0].astype(np.uint8).tobytes()
+
+
+def test_bytes_of_a_file_and_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_bytes(b"b" * 40)
+    (tmp_path / "a.txt").write_bytes(b"a" * 40)
+    (tmp_path / "model.bin.gz").write_bytes(b"\0\1\2")
+    (tmp_path / ".hidden").write_bytes(b"h" * 40)
+    inputs, targets = all_of(load(GPT, tmp_path))
+    assert bytes(inputs.flatten().tolist()) == b"a" * 40 + b"b" * 24
+    assert targets[-1, -1] == ord("b")
+
+
+def test_nanogpt_bin(tmp_path: Path) -> None:
+    np.arange(0, 200, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    inputs, targets = all_of(load(GPT, tmp_path / "train.bin"))
+    assert np.array_equal(inputs.flatten(), np.arange(192)) and np.array_equal(targets.flatten(), np.arange(1, 193))
+
+
+def test_a_tokenizer(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"[UNK]": 0, **{f"w{i}": i for i in range(1, 9)}}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("w1 w2 nothing w8 " * 40)
+    inputs, _ = all_of(load(GPT, tmp_path / "text.txt", tmp_path / "tokenizer.json"))
+    assert inputs[0, :4].tolist() == [1, 2, 0, 8]
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(FileError, match=r"tokenizer .* cannot be used"):
+        load(GPT, tmp_path / "text.txt", tmp_path / "tokenizer.json")
+    with pytest.raises(FileError, match="does not exist"):
+        load(GPT, tmp_path / "text.txt", tmp_path / "none.json")
+
+
+def test_features_of_text() -> None:
+    inputs, targets = load(MLP, None).take(np.arange(50))
+    assert (inputs.shape, inputs.dtype) == ((50, 256), np.float32)
+    assert 0 <= inputs.min() < inputs.max() <= 1
+    assert targets.min() >= 0 and len(set(targets.tolist())) > 3 and targets.max() < 10
+
+
+def images(tmp_path: Path, shape: tuple[int, ...] = (20, 16, 16), dtype: type = np.uint8, labels: int = 10) -> Path:
+    np.save(tmp_path / "images.npy", np.arange(np.prod(shape)).reshape(shape).astype(dtype))
+    np.save(tmp_path / "labels.npy", np.arange(shape[0]) % labels)
+    return tmp_path
+
+
+def test_arrays_of_images_are_flattened_scaled_and_shuffled(tmp_path: Path) -> None:
+    inputs, targets = all_of(load(MLP, images(tmp_path)))
+    assert (inputs.shape, inputs.dtype, inputs.max()) == ((20, 256), np.float32, 1.0)
+    raw = np.load(tmp_path / "images.npy").reshape(20, -1)
+    assert sorted(targets.tolist()) == sorted([*range(10)] * 2) and targets.tolist() != [*range(10)] * 2
+    assert all(any(np.allclose(row * 255, raw[i]) and label == i % 10 for i in range(20)) for row, label in zip(inputs, targets, strict=True))
+
+
+def test_class_folders_of_arrays(tmp_path: Path) -> None:
+    for label, name in enumerate(["cats", "dogs"]):
+        (tmp_path / name).mkdir()
+        for i in range(3):
+            np.save(tmp_path / name / f"{i}.npy", np.full((16, 16), float(label), dtype=np.float32))
+    inputs, targets = all_of(load(MLP, tmp_path))
+    assert np.array_equal(inputs[:, 0], targets) and sorted(targets) == [0, 0, 0, 1, 1, 1]
+
+
+def test_pictures_need_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "cats").mkdir()
+    (tmp_path / "cats" / "1.png").write_bytes(b"no picture")
+    real = builtins.__import__
+
+    def without(name: str, *rest: object) -> object:
+        if name.startswith("PIL"):
+            raise ImportError(name)
+        return real(name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match="needs the package pillow"):
+        load(MLP, tmp_path)
+
+
+def write(name: str, content: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+def binary(*tokens: int) -> bytes:
+    return np.array(tokens, dtype=np.uint16).tobytes()
+
+
+BROKEN: dict[str, tuple[object, Callable[[Path], Path], str]] = {
+    "missing": (GPT, lambda folder: folder / "none", "does not exist"),
+    "empty": (GPT, write("a.txt", b""), "is empty"),
+    "no text": (GPT, write("a.txt", b"a\0b"), "is not text"),
+    "empty folder": (GPT, lambda folder: folder, "holds no text files"),
+    "odd bin": (GPT, write("a.bin", b"abc"), "has 3 bytes"),
+    "empty bin": (GPT, write("a.bin", b""), "has 0 bytes"),
+    "large token": (GPT, write("a.bin", binary(*range(300))), "holds token 299, but gpt2-tiny has a vocabulary of 256"),
+    "short": (GPT, write("a.txt", b"a" * 64), "has 64 tokens; at least 65 are needed"),
+    "no labels": (MLP, write("a.npy", b""), "has no labels"),
+    "labels missing": (MLP, lambda folder: np.save(folder / "images.npy", np.zeros((4, 256))) or folder, "labels.npy does not exist"),
+    "no array": (MLP, lambda folder: write("images.npy", b"junk")(folder).parent, "is not a numpy array"),
+    "wrong size": (MLP, lambda folder: images(folder, (20, 4, 4)), "has images of 4x4 = 16 values, but mlp-tiny reads 256"),
+    "wrong labels": (MLP, lambda folder: images(folder, labels=11), "labels outside 0 to 9"),
+    "pickled": (MLP, lambda folder: np.save(folder / "images.npy", np.array([{}]), allow_pickle=True) or folder, "is not a numpy array"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_data_is_one_clear_line(tmp_path: Path, name: str) -> None:
+    made, prepare, message = BROKEN[name]
+    with pytest.raises(MemcalcError) as caught:
+        load(made, prepare(tmp_path))  # type: ignore[arg-type]
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_split_keeps_evaluation_apart() -> None:
+    samples = Samples(count=50, take=lambda indices: (indices, indices), source="text")
+    training, held_out = split(samples, per_step=8, what="")
+    assert (len(training), len(held_out)) == (45, 5) and not set(training) & set(held_out)
+    with pytest.raises(InputError, match="gives 45 samples to train on; one step needs 46"):
+        split(samples, per_step=46, what="46 a rank")
