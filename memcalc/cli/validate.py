@@ -29,7 +29,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.option("--quick", is_flag=True, help="Fewer plans: no 4 ranks, no bfloat16 with checkpointing.")
+@click.option("--quick", is_flag=True, help="About half: none with two of bfloat16, checkpointing, 4 ranks.")
 @click.option("--model", "models", type=Name("model", MODEL_NAMES), multiple=True, help="Only this model; repeatable.")
 @click.option("--strategy", "strategies", type=Name("strategy", STRATEGY_NAMES), multiple=True, help="Only this one.")
 @click.option(
