@@ -1,0 +1,183 @@
+"""Numbers nobody here computed: published counts, tables and formulas the ledger must meet."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from memcalc.estimate import estimate
+from memcalc.ledger import ledger
+from memcalc.models import MODELS, Model
+from memcalc.plan import Plan
+from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+from tests.test_laws import kept_activations, model_states
+
+MIB, GB = 2**20, 10**9
+
+
+def gpt2(layers: int, *, hidden: int = 512, heads: int = 8, tokens: int = 256) -> Model:
+    return Model(
+        name="anchor", family="gpt2", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden,
+        vocab=1000, context=tokens, tied=True,
+    )  # fmt: skip
+
+
+def sized(parameters: int, layers: int = 0) -> Model:
+    return Model(name=f"{parameters:,} parameters", family="size", parameters=parameters, layers=layers)
+
+
+@pytest.mark.parametrize(("hidden", "heads", "tokens", "batch"), [(512, 8, 256, 4), (64, 4, 128, 1), (192, 3, 128, 2)])
+def test_eager_block_saves_what_korthikanti_et_al_count(hidden: int, heads: int, tokens: int, batch: int) -> None:
+    """Reducing Activation Recomputation in Large Transformer Models (2022), equation 1: 34·s·b·h + 5·a·s²·b bytes
+    a layer in 16 bit with dropout, beside the mean and deviation of the two LayerNorms (4 B a row each)."""
+
+    def kept(layers: int) -> int:
+        model = gpt2(layers, hidden=hidden, heads=heads, tokens=tokens)
+        plan = Plan(model=model, tokens=tokens, micro_batch=batch, precision="bf16", attention="eager", dropout=0.1)
+        return kept_activations(ledger(plan))
+
+    s, b, h, a = tokens, batch, hidden, heads
+    assert kept(3) - kept(2) == 34 * s * b * h + 5 * a * s * s * b + 2 * 2 * 4 * b * s
+
+
+def test_attention_matrices_of_phi_3() -> None:
+    """NVIDIA/Megatron-LM issue 965: 32 heads, 4096 tokens, 16 bit: 1024 MiB of scores, 2560 MiB kept by a layer
+    with dropout; nothing of it with a fused kernel."""
+
+    def kept(attention: str, dropout: float) -> int:
+        model = gpt2(1, hidden=3072, heads=32, tokens=4096)
+        plan = Plan(model=model, tokens=4096, micro_batch=1, precision="bf16", attention=attention, dropout=dropout)
+        return kept_activations(ledger(plan))
+
+    with_dropout = Plan(
+        model=gpt2(1, hidden=3072, heads=32, tokens=4096), tokens=4096, micro_batch=1, precision="bf16",
+        attention="eager", dropout=0.1,
+    )  # fmt: skip
+    assert largest(ledger(with_dropout), "h.0.attn scores") == 1024 * MIB
+    # Flash keeps a logarithm per row and head (float32) where eager keeps the square.
+    hidden_masks = 3 * 4096 * 3072
+    logarithms = 4 * 32 * 4096
+    assert kept("eager", 0.1) - hidden_masks - (kept("flash", 0.0) - logarithms) == 2560 * MIB
+
+
+def largest(timeline: Timeline, name: str) -> int:
+    return max(int(timeline.delta[timeline.ident == index].max()) for index, n in enumerate(timeline.names) if n == name)
+
+
+def test_a_plain_gpt_measured_by_others_on_meta_tensors() -> None:
+    """GPT blocks in pure bfloat16, V = 50304, foreach AdamW, measured with a dispatch-mode tracker (torch 2.14.1):
+    start 712.3, forward and loss 6976.4, backward 7762.4, step 1187.2 MiB at batch 8 of 1024 tokens."""
+    model = dataclasses.replace(MODELS["gpt2"], vocab=50304)
+    peak = ledger(Plan(model=model, tokens=1024, micro_batch=8, precision="bf16")).peak()
+    assert peak.moment == "backward"
+    measured = {"start": 712.3, "loss": 6976.4, "backward": 7762.4, "step": 1187.2}
+    for moment, mib in measured.items():
+        assert peak.by_moment[moment] / MIB == pytest.approx(mib, rel=0.0005)
+    # The same at batch 1 of 128 tokens, with a position table of 128 rows: the step wins.
+    short = dataclasses.replace(model, context=128)
+    peak = ledger(Plan(model=short, tokens=128, micro_batch=1, precision="bf16")).peak()
+    assert peak.moment == "step"
+    assert peak.bytes / MIB == pytest.approx(1180.5, rel=0.0005)
+    assert peak.by_moment["backward"] / MIB == pytest.approx(1091.8, rel=0.005)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "kind", "decimal_gb"), [("sgd", "foreach", 27), ("adamw", "for-loop", 54), ("adamw", "foreach", 67.4), ("adamw-8bit", "fused", 40.4)]
+)  # fmt: skip
+def test_llama_2_7b_all_in_bfloat16(optimizer: str, kind: str, decimal_gb: float) -> None:
+    """meta-pytorch/torchtune pull request 389, Llama-2-7B on one A100: 27, 54, 67 and 40.4 GB."""
+    plan = Plan(
+        model=MODELS["llama-2-7b"], tokens=1, micro_batch=1, precision="bf16", optimizer=optimizer, optimizer_kind=kind
+    )
+    assert ledger(plan).peak().bytes / GB == pytest.approx(decimal_gb, rel=0.02)
+
+
+def test_optimizer_states_of_rf_detr_and_vgg_16() -> None:
+    """roboflow/rf-detr pull request 1342: weights and AdamW's moments of 32,111,170 parameters are 385.3 MB, 389.3
+    measured. pytorch issue 9439: VGG-16 needs 4 B a parameter more with Adam than with SGD and momentum."""
+    timeline = ledger(Plan(model=sized(32_111_170)))
+    at_start = timeline.at_moment("start", "parameters") + timeline.at_moment("start", "optimizer")
+    assert at_start == pytest.approx(12 * 32_111_170, abs=3 * 512)
+    assert at_start == pytest.approx(389.3e6, rel=0.015)
+    adam, momentum = (
+        model_states(Plan(model=sized(138_357_544), optimizer=name, device="cpu")) for name in ("adam", "sgd-momentum")
+    )
+    assert adam - momentum == 4 * 138_357_544
+
+
+def test_ddp_buckets_double_the_gradients_unless_they_are_views() -> None:
+    """pytorch pull request 41954: the peak of ResNet-50 (25,557,032 parameters) falls by 101 MB with
+    gradient_as_bucket_view, which is its gradients; one of about 1 GB of gradients falls by 1067 MB."""
+    model = sized(25_557_032, layers=50)
+    plain, views = (
+        ledger(Plan(model=model, strategy="ddp", ranks=2, optimizer_kind="fused", bucket_views=views)).peak().bytes
+        for views in (False, True)
+    )
+    assert plain - views == pytest.approx(4 * 25_557_032, rel=0.05)
+    assert plain - views == pytest.approx(101e6, rel=0.05)
+
+
+LIGHTNING = {"ddp": 26953, "fsdp-no-shard": 23181, "fsdp-shard-grad-op": 11815, "fsdp-full-shard": 11578}
+
+
+@pytest.mark.parametrize(("strategy", "mib"), LIGHTNING.items())
+def test_lightnings_table_of_a_billion_parameters_on_two_gpus(strategy: str, mib: int) -> None:
+    """Lightning-AI/pytorch-lightning, docs/source-fabric/advanced/model_parallel/fsdp.rst: 1,008,763,390 parameters
+    in 64 layers, fp32, Adam, 2 ranks, activations negligible; foreach Adam of that time kept two lists."""
+    plan = Plan(model=sized(1_008_763_390, layers=64), optimizer="adam", strategy=strategy, ranks=2, torch="2.0")
+    assert ledger(plan).peak().bytes / MIB == pytest.approx(mib, rel=0.03)
+
+
+def test_sharded_states_of_llama_3_8b() -> None:
+    """huggingface/accelerate pull request 2674: FSDP with mixed precision keeps 16 B a parameter, in pure bfloat16
+    8: 14.96 against 7.48 GiB on 8 GPUs."""
+    for precision, gib in (("amp-bf16", 14.96), ("bf16", 7.48)):
+        plan = Plan(
+            model=MODELS["llama-3-8b"], strategy="fsdp-full-shard", ranks=8, precision=precision, tokens=8, micro_batch=1
+        )
+        assert model_states(plan) / 2**30 == pytest.approx(gib, rel=0.001)
+
+
+def test_no_sync_keeps_whole_gradients_under_fsdp() -> None:
+    """huggingface/accelerate pull request 2531: accumulating without synchronisation keeps 4 B a parameter whole:
+    29.9 GiB for Llama-3-8B where 3.7 GiB are kept otherwise."""
+
+    def held(accumulation: int) -> int:
+        plan = Plan(
+            model=MODELS["llama-3-8b"], strategy="fsdp-full-shard", ranks=8, tokens=8, micro_batch=1,
+            accumulation=accumulation,
+        )  # fmt: skip
+        timeline = ledger(plan)
+        # Alive when the last forward pass ends: the gradients of the micro batches before.
+        last = np.flatnonzero(timeline.moment == MOMENTS.index("forward"))[-1]
+        kinds = np.where(timeline.category == CATEGORIES.index("gradients"), timeline.delta, 0)
+        return int(kinds[: last + 1].sum())
+
+    assert held(1) == 0
+    assert held(2) / 2**30 == pytest.approx(29.9, rel=0.01)
+
+
+def test_the_adam_step_needs_20_bytes_a_parameter() -> None:
+    """torch's MemTracker on an MLP 1024-4096-1024-10 with batch 256: 20.1 B a parameter with foreach AdamW; the
+    rule of 16 B a parameter leaves the list of square roots out."""
+    found = estimate(Plan(model=sized(10**9), optimizer="adam"))
+    assert found.peak.by_category["parameters"] == found.peak.by_category["gradients"] == 4 * GB
+    assert found.peak.by_category["optimizer"] == 8 * GB
+    assert found.peak.bytes == 20 * GB
+    assert estimate(Plan(model=sized(10**9), optimizer="adam", optimizer_kind="fused")).peak.bytes == 16 * GB
+
+
+TRACKED = {"plain": (651.74, {}), "checkpointing": (411.36, {"checkpoint_every": 1}),
+           "shard-grad-op": (545.96, {"strategy": "fsdp-shard-grad-op", "ranks": 8})}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACKED)
+def test_torchs_own_memory_trackers_agree(name: str) -> None:
+    """torch.distributed._tools MemTracker and FSDPMemTracker (torch 2.13.0) on a GPT of 4 layers: V = 8192, h = 512,
+    512 tokens, batch 4, fp32, foreach AdamW, 8 ranks of a fake process group: MiB at the peak."""
+    mib, changes = TRACKED[name]
+    model = dataclasses.replace(gpt2(4, hidden=512, heads=8, tokens=512), vocab=8192)
+    plan = dataclasses.replace(Plan(model=model, tokens=512, micro_batch=4), **changes)
+    assert ledger(plan).peak().bytes / MIB == pytest.approx(mib, abs=0.02)
