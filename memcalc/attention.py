@@ -7,10 +7,11 @@ cuda/attention_backward.cu) and Korthikanti et al. 2022 for the written-out form
 
 from __future__ import annotations
 
-from memcalc.ops import cast
+from memcalc.ops import cast, edge
 from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
-from memcalc.tape import Edge, Gradient, Node, Storage, Tape, Tensor
+from memcalc.recorder import Storage
+from memcalc.tape import Gradient, Node, Tape, Tensor
 
 __all__ = ["attention"]
 
@@ -23,10 +24,6 @@ def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, kind: str,
         return _fused(t, q, k, v, name, kind, heads)
     mix = _eager(t, q, k, v, name, heads, dropout) if kind == "eager" else _math(t, q, k, v, name, heads, dropout)
     return _convert(t, mix, f"{name} heads joined")
-
-
-def _edge(x: Tensor) -> Edge:
-    return None if x.node is None else (x.node, x.slot)
 
 
 def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int) -> Tensor:
@@ -44,7 +41,7 @@ def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads
         del workspace
         return results
 
-    node = t.node([_edge(q), _edge(k), _edge(v)], backward)
+    node = t.node([edge(q), edge(k), edge(v)], backward)
     t.save(node, q.storage, k.storage, v.storage)
     y = t.output(f"{name} attention", q.shape, dtype, node)
     rows = tokens if kind == "flash" else -(-tokens // 32) * 32
@@ -138,7 +135,7 @@ def _convert(t: Tape, x: Tensor, name: str, shape: tuple[int, ...] | None = None
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} gradient", source, dtype, "temporary")]
 
-    return t.output(name, shape or source, dtype, t.node([_edge(x)], backward))
+    return t.output(name, shape or source, dtype, t.node([edge(x)], backward))
 
 
 def _product(t: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
@@ -148,7 +145,7 @@ def _product(t: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], name: str) -
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} factor gradient", shape, dtype, "temporary") for shape in shapes]
 
-    node = t.node([_edge(b), _edge(a)], backward)
+    node = t.node([edge(b), edge(a)], backward)
     t.save(node, a.storage, b.storage)
     return t.output(name, shape, dtype, node)
 
@@ -160,7 +157,7 @@ def _masked(t: Tape, scores: Tensor, name: str) -> Tensor:
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} masked gradient", shape, dtype, "temporary")]
 
-    return Tensor(scores.storage, shape, dtype, t.node([_edge(scores)], backward))
+    return Tensor(scores.storage, shape, dtype, t.node([edge(scores)], backward))
 
 
 def _softmax(t: Tape, scores: Tensor, name: str) -> Tensor:
@@ -170,7 +167,7 @@ def _softmax(t: Tape, scores: Tensor, name: str) -> Tensor:
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} scores gradient", shape, dtype, "temporary")]
 
-    node = t.node([_edge(scores)], backward)
+    node = t.node([edge(scores)], backward)
     y = t.output(f"{name} probabilities", shape, dtype, node)
     t.save(node, y.storage)
     return y

@@ -18,7 +18,8 @@ from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from memcalc.tape import Storage, Tape, Tensor
+from memcalc.recorder import Storage
+from memcalc.tape import Tape, Tensor
 from memcalc.timeline import Skeleton, Timeline
 
 __all__ = ["CUDA_BLOCK", "ledger", "skeleton"]
@@ -69,19 +70,19 @@ class _Step:
     def run(self) -> None:
         tape, plan = self.tape, self.plan
         self.hooks.states()
-        batch = self.batch()
+        self.batch = self.make_batch()
         # First, middle and last micro batch differ; more of the middle ones only repeat themselves.
         rounds = min(plan.accumulation, 3)
         for index in range(rounds):
             self.hooks.sync = index == rounds - 1
             tape.moment = "start"
-            batch = self.batch()
-            self.micro_step(batch)
+            self.batch = self.make_batch()
+            self.micro_step(self.batch)
         tape.moment = "step"
         self.optimizer_step()
         self.hooks.zero_grad()
 
-    def batch(self) -> Batch:
+    def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""
         plan, tape = self.plan, self.tape
         if plan.family.reads == "tokens":

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from memcalc.tape import Edge, Gradient, Node, Storage, Tape, Tensor
+from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
-    "add", "boundary", "cast", "cross_entropy", "dropout", "embedding", "layer_norm", "linear", "multiply",
-    "opaque", "pointwise", "positions", "relu", "rms_norm", "rotary", "rotary_tables", "split",
+    "add", "boundary", "cast", "cross_entropy", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
+    "pointwise", "relu", "split",
 ]  # fmt: skip
 
 
-def _edge(x: Tensor) -> Edge:
+def edge(x: Tensor) -> Edge:
+    """Where the gradient of ``x`` goes."""
     return None if x.node is None else (x.node, x.slot)
 
 
@@ -31,7 +32,7 @@ def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} gradient", shape, back, "temporary")]
 
-    node = t.node([_edge(x)], backward)
+    node = t.node([edge(x)], backward)
     return t.output(f"{name} as {dtype}", shape, dtype, node)
 
 
@@ -62,7 +63,7 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:
             gradient.view = True
         return results
 
-    source = _edge(x)
+    source = edge(x)
     to_weight: Edge = w
     to_bias: Edge = bias
     copies = []
@@ -89,50 +90,6 @@ def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:
     return t.output(f"{name} output", (*ids.shape, w.shape[1]), t.weight_dtype, node)
 
 
-def positions(t: Tape, name: str, tokens: int) -> Tensor:
-    """Learned positions, looked up once per sequence and shared by the batch."""
-    w = t.weights[f"{name}.weight"]
-    ids = t.allocate(f"{name} indices", (tokens,), "int64", "temporary", batched=False)
-
-    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
-
-    node = t.node([w], backward)
-    t.save(node, ids)
-    shape = (tokens, w.shape[1])
-    return Tensor(
-        t.allocate(f"{name} output", shape, t.weight_dtype, "activations", batched=False),
-        shape,
-        t.weight_dtype,
-        node,
-        batched=False,
-    )
-
-
-def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
-    """``F.layer_norm``: saves its input, mean and reciprocal deviation (float32, one each per row)."""
-    w, bias = t.weights[f"{name}.weight"], t.weights.get(f"{name}.bias")
-    shape, dtype = x.shape, x.dtype
-
-    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        results: list[Gradient] = [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
-        for part in (w, bias):
-            if part is not None:
-                results.append(
-                    t.allocate(f"{part.name} gradient", part.shape, t.weight_dtype, "gradients", batched=False)
-                )
-        partial_sums = t.allocate(f"{name} partial sums", (2, shape[-1]), t.weight_dtype, "temporary", batched=False)
-        del partial_sums
-        return results
-
-    node = t.node([_edge(x), w, *([bias] if bias else [])], backward)
-    t.save(node, x.storage)
-    y = t.output(f"{name} output", shape, dtype, node)
-    stats = dtype if t.device == "cpu" else "float32"
-    t.save(node, *(t.allocate(f"{name} {part}", shape[:-1], stats, "activations") for part in ("mean", "rstd")))
-    return y
-
-
 def pointwise(t: Tape, x: Tensor, name: str) -> Tensor:
     """An activation function that saves its input: GELU, SiLU."""
     shape, dtype = x.shape, x.dtype
@@ -140,7 +97,7 @@ def pointwise(t: Tape, x: Tensor, name: str) -> Tensor:
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
 
-    node = t.node([_edge(x)], backward)
+    node = t.node([edge(x)], backward)
     t.save(node, x.storage)
     return t.output(f"{name} output", shape, dtype, node)
 
@@ -152,7 +109,7 @@ def relu(t: Tape, x: Tensor, name: str) -> Tensor:
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
 
-    node = t.node([_edge(x)], backward)
+    node = t.node([edge(x)], backward)
     y = t.output(f"{name} output", shape, dtype, node)
     t.save(node, y.storage)
     return y
@@ -172,7 +129,7 @@ def add(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
             )
         return results
 
-    node = t.node([_edge(x), _edge(y)], backward)
+    node = t.node([edge(x), edge(y)], backward)
     return t.output(f"{name} output", x.shape, dtype, node)
 
 
@@ -183,7 +140,7 @@ def multiply(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} factor gradient", shape, dtype, "temporary") for dtype in dtypes]
 
-    node = t.node([_edge(x), _edge(y)], backward)
+    node = t.node([edge(x), edge(y)], backward)
     t.save(node, x.storage, y.storage)
     return t.output(f"{name} output", shape, x.dtype, node)
 
@@ -195,7 +152,7 @@ def split(t: Tape, x: Tensor, parts: int, name: str) -> list[Tensor]:
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} gradient", shape, dtype, "temporary")]
 
-    node = t.node([_edge(x)], backward, outputs=parts)
+    node = t.node([edge(x)], backward, outputs=parts)
     part = (*shape[:-1], shape[-1] // parts)
     return [Tensor(x.storage, part, dtype, node, slot) for slot in range(parts)]
 
@@ -209,7 +166,7 @@ def dropout(t: Tape, x: Tensor, name: str, probability: float) -> Tensor:
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} gradient", shape, dtype, "temporary")]
 
-    node = t.node([_edge(x)], backward)
+    node = t.node([edge(x)], backward)
     y = t.output(f"{name} output", shape, dtype, node)
     t.save(node, t.allocate(f"{name} mask", shape, dtype if t.device == "cpu" else "bool", "activations"))
     return y
@@ -229,121 +186,15 @@ def cross_entropy(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
     def loss_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate("log-softmax gradient", shape, dtype, "temporary")]
 
-    node = t.node([_edge(logits)], softmax_backward)
+    node = t.node([edge(logits)], softmax_backward)
     log_softmax = t.output("log-softmax of the logits", shape, dtype, node)
     t.save(node, log_softmax.storage)
-    node = t.node([_edge(log_softmax)], loss_backward)
+    node = t.node([edge(log_softmax)], loss_backward)
     t.save(node, log_softmax.storage, targets.storage)
     total = t.allocate("weight of the loss", (), dtype, "temporary", batched=False)
     t.save(node, total)
     loss = t.allocate("loss", (), dtype, "temporary", batched=False)
     return Tensor(loss, (), dtype, node, batched=False)
-
-
-def rms_norm(t: Tape, x: Tensor, name: str) -> Tensor:
-    """``F.rms_norm``: one kernel on CUDA, a chain of small operations in float32 on the CPU."""
-    return _rms_norm_fused(t, x, name) if t.fused_rms_norm else _rms_norm_composite(t, x, name)
-
-
-def _rms_norm_fused(t: Tape, x: Tensor, name: str) -> Tensor:
-    """Saves its input and one float32 reciprocal per row."""
-    w = t.weights[f"{name}.weight"]
-    shape, dtype = x.shape, x.dtype
-
-    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        grad = t.allocate(f"{name} input gradient", shape, dtype, "temporary")
-        return [grad, t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
-
-    node = t.node([_edge(x), w], backward)
-    t.save(node, x.storage)
-    y = t.output(f"{name} output", shape, dtype, node)
-    t.save(node, t.allocate(f"{name} rstd", shape[:-1], "float32", "activations"))
-    return y
-
-
-def _rms_norm_composite(t: Tape, x: Tensor, name: str) -> Tensor:
-    """Keeps the input in float32, the reciprocal and the normalised input (aten/src/ATen/native/layer_norm.cpp)."""
-    w = t.weights[f"{name}.weight"]
-    shape, rows, dtype = x.shape, (*x.shape[:-1], 1), x.dtype
-
-    def wide(part: str) -> Storage:
-        return t.allocate(f"{name} {part}", shape, "float32", "temporary")
-
-    def narrow(part: str) -> Storage:
-        return t.allocate(f"{name} {part}", rows, "float32", "temporary")
-
-    def statistics_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        grads.clear()
-        mean = wide("mean gradient")
-        power, scaled = wide("power"), wide("scaled power")
-        result = wide("square gradient")
-        del mean, power, scaled
-        return [result]
-
-    def normalise_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        result, product = wide("input gradient"), wide("product")
-        rstd = narrow("rstd gradient")
-        del product
-        return [result, rstd]
-
-    def scale_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        result, product = wide("normalised gradient"), wide("product")
-        grad = t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)
-        del product
-        return [result, grad]
-
-    x = cast(t, x, "float32", f"{name} input")
-    node = t.node([_edge(x)], statistics_backward)
-    t.save(node, x.storage)
-    square = wide("square")
-    mean = narrow("mean")
-    rstd = Tensor(narrow("rstd"), rows, "float32", node)
-    t.save(node, rstd.storage)
-    del square, mean
-    node = t.node([_edge(x), _edge(rstd)], normalise_backward)
-    t.save(node, x.storage, rstd.storage)
-    normalised = t.output(f"{name} normalised", shape, "float32", node)
-    del rstd, x
-    node = t.node([_edge(normalised), w], scale_backward)
-    t.save(node, normalised.storage)
-    y = t.output(f"{name} output", shape, "float32", node)
-    del normalised
-    return cast(t, y, dtype, f"{name} output")
-
-
-def rotary_tables(t: Tape, tokens: int, head: int) -> list[Storage]:
-    """Cosines and sines of the rotary angles, shared by all layers; they need no gradient."""
-    return [
-        t.allocate(f"rotary {part}", (tokens, head), t.weight_dtype, "buffers", batched=False)
-        for part in ("cos", "sin")
-    ]
-
-
-def rotary(t: Tape, x: Tensor, name: str, tables: list[Storage]) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``: keeps nothing of ``x``, only the constant tables."""
-    shape, dtype = x.shape, x.dtype
-    half = (*shape[:-1], shape[-1] // 2)
-
-    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        rotated = t.allocate(f"{name} rotated gradient", shape, dtype, "temporary")
-        negated = t.allocate(f"{name} negated gradient", half, dtype, "temporary")
-        result = t.allocate(f"{name} input gradient", shape, dtype, "temporary")
-        grads.clear()
-        joined = t.allocate(f"{name} joined gradient", shape, dtype, "temporary")
-        del rotated, negated, joined
-        return [result]
-
-    node = t.node([_edge(x)], backward)
-    t.save(node, *tables)
-    straight = t.allocate(f"{name} cos part", shape, dtype, "activations")
-    negated = t.allocate(f"{name} negated half", half, dtype, "activations")
-    joined = t.allocate(f"{name} rotated half", shape, dtype, "activations")
-    del negated
-    turned = t.allocate(f"{name} sin part", shape, dtype, "activations")
-    del joined
-    y = t.output(f"{name} output", shape, dtype, node)
-    del straight, turned
-    return y
 
 
 def opaque(t: Tape, x: Tensor, name: str, kept: tuple[int, ...], stated_bytes: int) -> Tensor:
@@ -355,7 +206,7 @@ def opaque(t: Tape, x: Tensor, name: str, kept: tuple[int, ...], stated_bytes: i
         nothing = t.allocate(f"{name} input gradient", (0,), dtype, "temporary")
         return [nothing, t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
 
-    node = t.node([_edge(x), w], backward)
+    node = t.node([edge(x), w], backward)
     if stated_bytes:
         y = Tensor(
             t.allocate(f"{name} output", (stated_bytes,), "uint8", "activations", batched=False), kept, dtype, node
@@ -373,4 +224,4 @@ def boundary(t: Tape, x: Tensor, then: Callable[[], None]) -> Tensor:
         then()
         return grads
 
-    return Tensor(x.storage, x.shape, x.dtype, t.node([_edge(x)], backward), batched=x.batched)
+    return Tensor(x.storage, x.shape, x.dtype, t.node([edge(x)], backward), batched=x.batched)

@@ -103,9 +103,13 @@ class Plan:
 
     def _check_attention(self) -> None:
         if self.attention == "flash" and self.device == "cuda" and self.precision_row.compute == "float32":
-            raise PlanError("flash attention on CUDA computes in 16 bit, not float32; take --attention efficient or amp-bf16")
+            raise PlanError(
+                "flash attention on CUDA computes in 16 bit, not float32; take --attention efficient or amp-bf16"
+            )
         if self.attention == "flash" and self.device == "cpu" and self.dropout:
-            raise PlanError(f"flash attention on the CPU has no dropout (dropout {self.dropout}); take --attention math")
+            raise PlanError(
+                f"flash attention on the CPU has no dropout (dropout {self.dropout}); take --attention math"
+            )
         if self.attention == "efficient" and self.device == "cpu":
             raise PlanError("efficient attention runs on CUDA only; on the CPU take flash, math or eager")
 
@@ -115,7 +119,9 @@ class Plan:
         if self.ranks % self.nodes:
             raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
         if self.ranks > 1 and not self.strategy_row.parallel:
-            raise PlanError(f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard")
+            raise PlanError(
+                f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard"
+            )
         if self.strategy_row.gathers and not self.optimizer_row.shardable:
             raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
         if self.reentrant and not self.checkpoint_every:
@@ -180,12 +186,16 @@ class Plan:
     def from_dict(cls, data: Any, source: str = "plan") -> Plan:
         """A plan from parsed JSON. Raises FileError for another format, PlanError for bad values."""
         if not isinstance(data, dict) or "memcalc_plan" not in data:
-            raise FileError(f"{source} is not a memcalc plan (a JSON object with 'memcalc_plan'); make one with recommend --save-plan")
+            raise FileError(
+                f"{source} is not a memcalc plan (a JSON object with 'memcalc_plan'); make one with recommend --save-plan"
+            )
         version = data["memcalc_plan"]
         if version != PLAN_VERSION:
             newer = isinstance(version, int) and version > PLAN_VERSION
             cure = "update memcalc" if newer else "make it anew with recommend --save-plan"
-            raise FileError(f"{source} is a plan of version {shorten(version)}; this memcalc reads version {PLAN_VERSION}: {cure}")
+            raise FileError(
+                f"{source} is a plan of version {shorten(version)}; this memcalc reads version {PLAN_VERSION}: {cure}"
+            )
         fields = {key: value for key, value in data.items() if key != "memcalc_plan"}
         fields["model"] = _build(Model, fields.get("model"), f"{source}: model")
         return _build(cls, fields, source)

@@ -17,33 +17,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from math import prod
 
-import numpy as np
-
-from memcalc.errors import PlanError
-from memcalc.precision import DTYPE_BYTES
+from memcalc.recorder import Recorder, Storage
 from memcalc.spec import Weight
-from memcalc.timeline import CATEGORIES, LARGEST, MOMENTS, TOO_LARGE, Skeleton
 
-__all__ = ["Node", "Storage", "Tape", "Tensor"]
-
-_CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
-_MOMENT = {name: index for index, name in enumerate(MOMENTS)}
-
-
-class Storage:
-    """Some bytes on the device; recorded as freed when nothing refers to it any more."""
-
-    __slots__ = ("_free", "ident", "view")
-
-    def __init__(self, ident: int, free: Callable[[int], None]) -> None:
-        self.ident, self._free = ident, free
-        self.view = False
-        """Reached through a view of another shape; autograd does not add to such a gradient in place."""
-
-    def __del__(self) -> None:
-        self._free(self.ident)
+__all__ = ["Edge", "Gradient", "Node", "Tape", "Tensor"]
 
 
 class Tensor:
@@ -97,7 +75,7 @@ class _Stop(Exception):
     """Raised inside a recomputation once everything the nodes had saved is there again."""
 
 
-class Tape:
+class Tape(Recorder):
     """Records the allocations of one training step.
 
     ``gradient`` is called with each finished weight gradient; a strategy puts its own function there.
@@ -112,16 +90,12 @@ class Tape:
         device: str,
         fused_rms_norm: bool = True,
     ) -> None:
+        super().__init__()
         self.weights = {weight.name: weight for weight in weights}
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
         self.fused_rms_norm = fused_rms_norm
         self.autocast = weight_dtype != compute_dtype
-        self.moment = "start"
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
-        self._names: list[str] = []
-        self._shapes: list[tuple[tuple[int, ...], int, bool]] = []
-        self._category: list[int] = []
-        self._events: list[tuple[int, int, int]] = []
         self._nodes: list[Node] = []
         self._pending: dict[str, list[Storage]] = {}
         self._uses: dict[str, int] = {}
@@ -131,45 +105,9 @@ class Tape:
         self._replay: Iterator[tuple[Node, int]] | None = None
         self._left = 0
 
-    # -- storage -----------------------------------------------------------------------------------
-
-    def allocate(
-        self, name: str, shape: tuple[int, ...], dtype: str, category: str, *, batched: bool = True
-    ) -> Storage:
-        """New bytes: ``prod(shape)`` elements, times the micro batch when ``batched``."""
-        ident = len(self._names)
-        self._names.append(name)
-        self._shapes.append((shape, DTYPE_BYTES[dtype], batched))
-        self._category.append(_CATEGORY[category])
-        self._events.append((ident, 1, _MOMENT[self.moment]))
-        return Storage(ident, self._free)
-
-    def _free(self, ident: int) -> None:
-        self._events.append((ident, -1, _MOMENT[self.moment]))
-
     def output(self, name: str, shape: tuple[int, ...], dtype: str, node: Node, slot: int = 0) -> Tensor:
         """A new activation that ``node`` produces."""
         return Tensor(self.allocate(name, shape, dtype, "activations"), shape, dtype, node, slot)
-
-    def skeleton(self, block: int) -> Skeleton:
-        """What was recorded so far; later frees are not part of it. Raises PlanError past 4 EiB."""
-        events = np.array(self._events, dtype=np.int64).reshape(-1, 3)
-        exact = [prod(shape) * itemsize for shape, itemsize, _ in self._shapes]
-        if sum(exact) > LARGEST:
-            raise PlanError(TOO_LARGE)
-        sizes = np.array(exact, dtype=np.int64)
-        batched = np.array([batched for _, _, batched in self._shapes], dtype=bool)
-        return Skeleton(
-            names=tuple(self._names),
-            shapes=tuple(self._shapes),
-            categories=np.array(self._category, dtype=np.int8),
-            fixed=np.where(batched, 0, sizes),
-            per_sample=np.where(batched, sizes, 0),
-            ident=events[:, 0],
-            moment=events[:, 2].astype(np.int8),
-            sign=events[:, 1].astype(np.int8),
-            block=block,
-        )
 
     # -- graph -------------------------------------------------------------------------------------
 
@@ -252,12 +190,6 @@ class Tape:
             return
         del self._pending[weight.name], parts
         self.gradient(weight, grad)
-
-    def copy_of(self, storage: Storage, name: str, category: str) -> Storage:
-        """A new storage of the same size."""
-        shape, itemsize, batched = self._shapes[storage.ident]
-        dtype = next(dtype for dtype, size in DTYPE_BYTES.items() if size == itemsize)
-        return self.allocate(name, shape, dtype, category, batched=batched)
 
     # -- contexts ----------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ FAULTS = [
     ),
     Fault(
         name="LayerNorm keeps no mean",
-        file="ops.py",
+        file="norms.py",
         right='for part in ("mean", "rstd")',
         wrong='for part in ("rstd",)',
     ),
@@ -78,13 +78,13 @@ FAULTS = [
     ),
     Fault(
         name="the emptiest rank stands for the fullest",
-        file="parallel.py",
+        file="parallel/ddp.py",
         right="return max(greedy_partition(",
         wrong="return min(greedy_partition(",
     ),
     Fault(
         name="full and grad-op sharding are swapped",
-        file="parallel.py",
+        file="parallel/fully_shard.py",
         right="if self.plan.strategy_row.reshards:",
         wrong="if not self.plan.strategy_row.reshards:",
     ),

@@ -63,7 +63,9 @@ def test_attention_matrices_of_phi_3() -> None:
 
 
 def largest(timeline: Timeline, name: str) -> int:
-    return max(int(timeline.delta[timeline.ident == index].max()) for index, n in enumerate(timeline.names) if n == name)
+    return max(
+        int(timeline.delta[timeline.ident == index].max()) for index, n in enumerate(timeline.names) if n == name
+    )
 
 
 def test_a_plain_gpt_measured_by_others_on_meta_tensors() -> None:
@@ -135,7 +137,12 @@ def test_sharded_states_of_llama_3_8b() -> None:
     8: 14.96 against 7.48 GiB on 8 GPUs."""
     for precision, gib in (("amp-bf16", 14.96), ("bf16", 7.48)):
         plan = Plan(
-            model=MODELS["llama-3-8b"], strategy="fsdp-full-shard", ranks=8, precision=precision, tokens=8, micro_batch=1
+            model=MODELS["llama-3-8b"],
+            strategy="fsdp-full-shard",
+            ranks=8,
+            precision=precision,
+            tokens=8,
+            micro_batch=1,
         )
         assert model_states(plan) / 2**30 == pytest.approx(gib, rel=0.001)
 

@@ -44,20 +44,19 @@ def replaced(plan: Plan, **changes: object) -> Plan:
 @given(plans())
 def test_every_allocation_is_freed_at_most_once_and_the_step_closes(plan: Plan) -> None:
     timeline = ledger(plan)
-    births: dict[int, int] = {}
-    for ident, delta, moment in zip(timeline.ident, timeline.delta, timeline.moment, strict=True):
-        if ident not in births:
-            assert delta >= 0
-            births[int(ident)] = int(moment)
+    freed: dict[int, bool] = {}
+    for ident, delta in zip(timeline.ident.tolist(), timeline.delta.tolist(), strict=True):
+        if ident not in freed:
+            assert delta >= 0, "freed before it was allocated"
+            freed[ident] = False
         else:
-            assert births[int(ident)] >= 0, "freed twice"
-            births[int(ident)] = -1
-    alive = [ident for ident, moment in births.items() if moment >= 0]
-    # What is left is what the next step starts from: states made at the start, the last batch, kept gradients.
-    start = MOMENTS.index("start")
-    kept = [ident for ident in alive if births[ident] != start]
-    assert not kept or not plan.set_to_none
-    assert (timeline.live() >= 0).all()
+            assert not freed[ident], "freed twice"
+            freed[ident] = True
+    live = timeline.live()
+    assert (live >= 0).all()
+    # The step ends with what it began with: states, one batch, and gradients where they are kept.
+    first_forward = np.flatnonzero(timeline.moment == MOMENTS.index("forward"))[0]
+    assert live[-1] == live[first_forward - 1]
 
 
 @given(plans())
@@ -103,9 +102,9 @@ def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
 
 @given(plans())
 def test_dividing_more_never_holds_more(plan: Plan) -> None:
-    plan = replaced(plan, bucket_views=False, device="cpu", attention="auto")
-    if plan.strategy == "single":
+    if plan.strategy == "single" or not plan.optimizer_row.shardable:
         return
+    plan = replaced(plan, bucket_views=False, device="cpu", attention="auto")
     held = [model_states(replaced(plan, strategy=name)) for name in ("ddp", "zero-1")]
     assert held[0] >= held[1]
     sharded = [model_states(replaced(plan, strategy=name)) for name in ("fsdp-shard-grad-op", "fsdp-full-shard")]

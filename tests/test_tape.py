@@ -7,7 +7,8 @@ import pytest
 from memcalc import ops
 from memcalc.errors import PlanError
 from memcalc.models import Weight
-from memcalc.tape import Storage, Tape, Tensor
+from memcalc.recorder import Storage
+from memcalc.tape import Tape, Tensor
 
 MATRIX = Weight("layer.weight", (4, 4))
 
@@ -130,7 +131,10 @@ def test_autocast_copies_a_weight_once_and_gives_its_gradient_back_in_float32() 
 
 def test_sizes_are_affine_in_the_micro_batch() -> None:
     t = make_tape()
-    kept = [t.allocate("a", (3,), "float32", "activations"), t.allocate("b", (5,), "float32", "parameters", batched=False)]
+    kept = [
+        t.allocate("a", (3,), "float32", "activations"),
+        t.allocate("b", (5,), "float32", "parameters", batched=False),
+    ]
     found = t.skeleton(512)
     assert found.sizes(1).tolist() == [512, 512]
     assert found.sizes(100).tolist() == [1536, 512]

@@ -5,10 +5,11 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from memcalc import ops
+from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
+from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
 
@@ -45,7 +46,7 @@ def weights(model: Model) -> list[Weight]:
 
 
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
-    x = ops.add(t, ops.embedding(t, ids, "wte"), ops.positions(t, "wpe", plan.tokens), "embeddings")
+    x = ops.add(t, ops.embedding(t, ids, "wte"), learned(t, "wpe", plan.tokens), "embeddings")
     return ops.dropout(t, x, "embedding dropout", plan.dropout)
 
 
@@ -54,12 +55,12 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    return ops.linear(t, ops.layer_norm(t, x, "ln_f"), "lm_head", weight="wte.weight")
+    return ops.linear(t, norms.layer_norm(t, x, "ln_f"), "lm_head", weight="wte.weight")
 
 
 def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
-    x = ops.add(t, x, attention(t, plan, ops.layer_norm(t, x, f"{name}.ln_1"), f"{name}.attn"), f"{name}.residual_1")
-    return ops.add(t, x, mlp(t, plan, ops.layer_norm(t, x, f"{name}.ln_2"), f"{name}.mlp"), f"{name}.residual_2")
+    x = ops.add(t, x, attention(t, plan, norms.layer_norm(t, x, f"{name}.ln_1"), f"{name}.attn"), f"{name}.residual_1")
+    return ops.add(t, x, mlp(t, plan, norms.layer_norm(t, x, f"{name}.ln_2"), f"{name}.mlp"), f"{name}.residual_2")
 
 
 def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:

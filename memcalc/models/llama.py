@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from memcalc import ops
+from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
 from memcalc.models.family import Block, Family
+from memcalc.positions import rotary, rotary_tables
+from memcalc.recorder import Storage
 from memcalc.spec import HEAD, Model, Weight
-from memcalc.tape import Storage, Tape, Tensor
+from memcalc.tape import Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -51,26 +53,26 @@ def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
 
 
 def blocks(t: Tape, plan: Plan) -> list[Block]:
-    tables = ops.rotary_tables(t, plan.tokens, plan.model.hidden // plan.model.heads)
+    tables = rotary_tables(t, plan.tokens, plan.model.hidden // plan.model.heads)
     names = [f"layers.{layer}" for layer in range(plan.model.layers)]
     return [(name, partial(block, t, plan, tables, name)) for name in names]
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    return ops.linear(t, ops.rms_norm(t, x, "norm"), "lm_head")
+    return ops.linear(t, norms.rms_norm(t, x, "norm"), "lm_head")
 
 
 def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
-    y = attention(t, plan, tables, ops.rms_norm(t, x, f"{name}.input_layernorm"), f"{name}.self_attn")
+    y = attention(t, plan, tables, norms.rms_norm(t, x, f"{name}.input_layernorm"), f"{name}.self_attn")
     x = ops.add(t, x, y, f"{name}.residual_1")
     del y
-    y = mlp(t, ops.rms_norm(t, x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
+    y = mlp(t, norms.rms_norm(t, x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
     return ops.add(t, x, y, f"{name}.residual_2")
 
 
 def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
-    q = ops.rotary(t, ops.linear(t, x, f"{name}.q_proj"), f"{name}.q_rotary", tables)
-    k = ops.rotary(t, ops.linear(t, x, f"{name}.k_proj"), f"{name}.k_rotary", tables)
+    q = rotary(t, ops.linear(t, x, f"{name}.q_proj"), f"{name}.q_rotary", tables)
+    k = rotary(t, ops.linear(t, x, f"{name}.k_proj"), f"{name}.k_rotary", tables)
     v = ops.linear(t, x, f"{name}.v_proj")
     x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=0.0)
     return ops.linear(t, x, f"{name}.o_proj")

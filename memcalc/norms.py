@@ -1,0 +1,104 @@
+"""Normalisation on the tape: LayerNorm and RMSNorm, as torch's kernels for CUDA and for the CPU do them."""
+
+from __future__ import annotations
+
+from memcalc.ops import cast, edge
+from memcalc.recorder import Storage
+from memcalc.tape import Gradient, Node, Tape, Tensor
+
+__all__ = ["layer_norm", "rms_norm"]
+
+
+def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``F.layer_norm``: saves its input, mean and reciprocal deviation (float32, one each per row)."""
+    w, bias = t.weights[f"{name}.weight"], t.weights.get(f"{name}.bias")
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        results: list[Gradient] = [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
+        for part in (w, bias):
+            if part is not None:
+                results.append(
+                    t.allocate(f"{part.name} gradient", part.shape, t.weight_dtype, "gradients", batched=False)
+                )
+        partial_sums = t.allocate(f"{name} partial sums", (2, shape[-1]), t.weight_dtype, "temporary", batched=False)
+        del partial_sums
+        return results
+
+    node = t.node([edge(x), w, *([bias] if bias else [])], backward)
+    t.save(node, x.storage)
+    y = t.output(f"{name} output", shape, dtype, node)
+    stats = dtype if t.device == "cpu" else "float32"
+    t.save(node, *(t.allocate(f"{name} {part}", shape[:-1], stats, "activations") for part in ("mean", "rstd")))
+    return y
+
+
+def rms_norm(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``F.rms_norm``: one kernel on CUDA, a chain of small operations in float32 on the CPU."""
+    return _rms_norm_fused(t, x, name) if t.fused_rms_norm else _rms_norm_composite(t, x, name)
+
+
+def _rms_norm_fused(t: Tape, x: Tensor, name: str) -> Tensor:
+    """Saves its input and one float32 reciprocal per row."""
+    w = t.weights[f"{name}.weight"]
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        grad = t.allocate(f"{name} input gradient", shape, dtype, "temporary")
+        return [grad, t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
+
+    node = t.node([edge(x), w], backward)
+    t.save(node, x.storage)
+    y = t.output(f"{name} output", shape, dtype, node)
+    t.save(node, t.allocate(f"{name} rstd", shape[:-1], "float32", "activations"))
+    return y
+
+
+def _rms_norm_composite(t: Tape, x: Tensor, name: str) -> Tensor:
+    """Keeps the input in float32, the reciprocal and the normalised input (aten/src/ATen/native/layer_norm.cpp)."""
+    w = t.weights[f"{name}.weight"]
+    shape, rows, dtype = x.shape, (*x.shape[:-1], 1), x.dtype
+
+    def wide(part: str) -> Storage:
+        return t.allocate(f"{name} {part}", shape, "float32", "temporary")
+
+    def narrow(part: str) -> Storage:
+        return t.allocate(f"{name} {part}", rows, "float32", "temporary")
+
+    def statistics_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        grads.clear()
+        mean = wide("mean gradient")
+        power, scaled = wide("power"), wide("scaled power")
+        result = wide("square gradient")
+        del mean, power, scaled
+        return [result]
+
+    def normalise_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        result, product = wide("input gradient"), wide("product")
+        rstd = narrow("rstd gradient")
+        del product
+        return [result, rstd]
+
+    def scale_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        result, product = wide("normalised gradient"), wide("product")
+        grad = t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)
+        del product
+        return [result, grad]
+
+    x = cast(t, x, "float32", f"{name} input")
+    node = t.node([edge(x)], statistics_backward)
+    t.save(node, x.storage)
+    square = wide("square")
+    mean = narrow("mean")
+    rstd = Tensor(narrow("rstd"), rows, "float32", node)
+    t.save(node, rstd.storage)
+    del square, mean
+    node = t.node([edge(x), edge(rstd)], normalise_backward)
+    t.save(node, x.storage, rstd.storage)
+    normalised = t.output(f"{name} normalised", shape, "float32", node)
+    del rstd, x
+    node = t.node([edge(normalised), w], scale_backward)
+    t.save(node, normalised.storage)
+    y = t.output(f"{name} output", shape, "float32", node)
+    del normalised
+    return cast(t, y, dtype, f"{name} output")

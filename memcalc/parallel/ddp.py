@@ -1,0 +1,42 @@
+"""DistributedDataParallel, and ZeRO-1 on top of it."""
+
+from __future__ import annotations
+
+from memcalc.parallel.replicated import Replicated
+from memcalc.precision import DTYPE_BYTES
+from memcalc.recorder import Storage
+from memcalc.sharding import ddp_buckets, greedy_partition
+from memcalc.spec import Weight
+
+__all__ = ["Ddp"]
+
+
+class Ddp(Replicated):
+    """Flat buckets beside the gradients, kept for the whole run; with ZeRO-1 also divided updates.
+
+    Source: torch/csrc/distributed/c10d/reducer.cpp; with ``gradient_as_bucket_view`` a finished gradient is
+    copied into its bucket and freed.
+    """
+
+    def states(self) -> None:
+        itemsize = DTYPE_BYTES[self.dtype]
+        sizes = ddp_buckets(self.weights, itemsize, self.plan.bucket_mb)
+        category = "gradients" if self.plan.bucket_views else "communication"
+        super().states()
+        for index, size in enumerate(sizes):
+            self.hold(f"DDP bucket {index}", (size,), category, "uint8")
+
+    def updated(self) -> list[Weight]:
+        if not self.plan.strategy_row.shards_optimizer:
+            return self.weights
+        return max(greedy_partition(self.weights, self.plan.ranks), key=lambda part: sum(w.numel for w in part))
+
+    def keep_gradients(self) -> None:
+        if not self.plan.bucket_views:
+            super().keep_gradients()
+
+    def gradient(self, weight: Weight, grad: Storage) -> None:
+        if self.plan.bucket_views and self.sync:
+            self.grads.pop(weight.name, None)
+        else:
+            super().gradient(weight, grad)

@@ -1,0 +1,58 @@
+"""FullyShardedDataParallel with NO_SHARD: flat parameters, nothing divided."""
+
+from __future__ import annotations
+
+from memcalc.parallel.replicated import ROOT_UNIT, Replicated
+from memcalc.plan import Plan
+from memcalc.recorder import Storage
+from memcalc.spec import Weight
+from memcalc.tape import Tape
+
+__all__ = ["FlatUnits"]
+
+
+class FlatUnits(Replicated):
+    """FSDP's wrapper with NO_SHARD: one flat parameter per unit, whose gradient is put together at the unit's end.
+
+    Source: torch/distributed/fsdp/_flat_param.py; the parameters are views, so their gradients wait until the
+    last of the unit is there and are then concatenated.
+    """
+
+    def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
+        super().__init__(tape, plan, units)
+        self.waiting: dict[str, dict[str, Storage]] = {unit: {} for unit in units}
+        self.stale = False
+        self.unit_of = {weight.name: unit for unit, weights in units.items() for weight in weights}
+
+    def gradient(self, weight: Weight, grad: Storage) -> None:
+        self.waiting[self.unit_of[weight.name]][weight.name] = grad
+
+    def states(self) -> None:
+        super().states()
+        if self.plan.set_to_none:  # zero_grad drops the views; the flat gradient goes when the next forward begins
+            self.keep_gradients()
+            self.stale = True
+
+    def keep_gradients(self) -> None:
+        for unit in self.units:
+            self.grads[unit] = self._flat_gradient(unit)
+
+    def begin_forward(self) -> None:
+        if self.stale:
+            self.grads.clear()
+            self.stale = False
+
+    def zero_grad(self) -> None:
+        """Nothing is freed before the next forward pass."""
+
+    def leave_backward(self, unit: str) -> None:
+        flat = self._flat_gradient(unit)
+        self.waiting[unit].clear()
+        self.grads.setdefault(unit, flat)
+
+    def _flat_gradient(self, unit: str) -> Storage:
+        return self.new_gradient(f"{unit} flat", sum(weight.numel for weight in self.units[unit]))
+
+    def end_backward(self) -> None:
+        if self.units.get(ROOT_UNIT):
+            self.leave_backward(ROOT_UNIT)

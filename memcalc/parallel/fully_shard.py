@@ -1,0 +1,135 @@
+"""``fully_shard`` (FSDP 2): what gathering and reduce-scattering allocate."""
+
+from __future__ import annotations
+
+from math import prod
+
+from memcalc.parallel.replicated import ROOT_UNIT, Replicated
+from memcalc.plan import Plan
+from memcalc.recorder import Storage
+from memcalc.sharding import rows_per_rank
+from memcalc.spec import Weight
+from memcalc.tape import Tape
+
+__all__ = ["FullyShard"]
+
+
+class FullyShard(Replicated):
+    """``fully_shard``: every parameter split by rows; a unit is gathered before use.
+
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py. A gather makes a
+    flat buffer and copies it out into full parameters. In forward the buffer of one unit is freed when the
+    next unit's has been made; in backward it is freed at once, and the next unit is gathered ahead. After a
+    unit's backward its gradients are copied into a flat input of the reduce-scatter, which is freed when the
+    next unit comes to that point; the output of the reduce-scatter holds the sharded gradients.
+    """
+
+    def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
+        super().__init__(tape, plan, units)
+        self.low = plan.precision_row.compute
+        """dtype of gathered parameters; gradients are reduced in the dtype of the shards."""
+        self.full: dict[str, list[Storage]] = {}
+        self.gathered: dict[str, Storage] = {}
+        self.last_gather: Storage | None = None
+        self.unsharded: dict[str, dict[str, Storage]] = {unit: {} for unit in units}
+        self.unit_of = {weight.name: unit for unit, weights in units.items() for weight in weights}
+        self.reduce_input: Storage | None = None
+        self.order = [ROOT_UNIT, *(unit for unit in units if unit != ROOT_UNIT)]
+
+    def local_shape(self, weight: Weight) -> tuple[int, ...]:
+        return rows_per_rank(weight.shape, self.plan.ranks)
+
+    def keep_gradients(self) -> None:
+        for unit in self.units:
+            self.grads[unit] = self._reduced(unit)
+
+    def padded(self, weight: Weight) -> int:
+        """Padded elements of a weight over all ranks."""
+        return prod(self.local_shape(weight)) * self.plan.ranks
+
+    def numel(self, unit: str) -> int:
+        """Padded elements of a unit over all ranks."""
+        return sum(self.padded(weight) for weight in self.units[unit])
+
+    def _gather(self, unit: str) -> None:
+        if unit in self.full or unit in self.gathered or self.plan.ranks == 1 or not self.units[unit]:
+            return
+        casts: list[Storage] = []
+        if self.low != self.dtype:
+            casts = [
+                self._flat(f"{weight.name} cast shard", prod(self.local_shape(weight)), self.low)
+                for weight in self.units[unit]
+            ]
+        self.gathered[unit] = self._flat(f"{unit} gather", self.numel(unit), self.low)
+        casts.clear()
+        self._gloo_copy(f"{unit} gather", self.numel(unit), self.low)
+
+    def _copy_out(self, unit: str) -> None:
+        if unit in self.full:
+            return
+        self.full[unit] = [
+            self._flat(f"{weight.name} gathered", self.padded(weight), self.low) for weight in self.units[unit]
+        ]
+
+    def _flat(self, name: str, numel: int, dtype: str) -> Storage:
+        return self.tape.allocate(name, (numel,), dtype, "communication", batched=False)
+
+    def begin_forward(self) -> None:
+        self.enter(ROOT_UNIT)
+
+    def end_forward(self) -> None:
+        self.last_gather = None
+
+    def enter(self, unit: str) -> None:
+        self._gather(unit)
+        if unit in self.gathered:
+            self.last_gather = None
+        self._copy_out(unit)
+        self.last_gather = self.gathered.pop(unit, self.last_gather)
+
+    def leave(self, unit: str) -> None:
+        if self.plan.strategy_row.reshards:
+            self.full.pop(unit, None)
+
+    def begin_backward(self) -> None:
+        self.enter_backward(ROOT_UNIT)
+
+    def enter_backward(self, unit: str) -> None:
+        self._gather(unit)
+        self._copy_out(unit)
+        self.gathered.pop(unit, None)
+        blocks = self.order[1:]
+        ahead = len(blocks) if unit == ROOT_UNIT else blocks.index(unit)
+        if ahead:
+            self._gather(blocks[ahead - 1])
+
+    def gradient(self, weight: Weight, grad: Storage) -> None:
+        self.unsharded[self.unit_of[weight.name]].setdefault(weight.name, grad)
+
+    def leave_backward(self, unit: str) -> None:
+        self.full.pop(unit, None)
+        if not self.sync:
+            return
+        self.reduce_input = None
+        self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.dtype)
+        # A loop variable of foreach_reduce still holds the last gradient when the list of them is cleared.
+        last = self.unsharded[unit].get(self.units[unit][-1].name) if self.plan.ranks > 1 else None
+        self.unsharded[unit].clear()
+        reduced = self._reduced(unit)
+        self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.dtype)
+        del last
+        self.grads.setdefault(unit, reduced)
+
+    def _gloo_copy(self, name: str, numel: int, dtype: str) -> None:
+        """gloo, the backend on CPUs, works on a copy of what it gathers and of what it reduces and scatters."""
+        if self.plan.device == "cpu" and self.plan.ranks > 1:
+            copy = self._flat(f"{name} copy in gloo", numel, dtype)
+            del copy
+
+    def _reduced(self, unit: str) -> Storage:
+        return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.ranks)
+
+    def end_backward(self) -> None:
+        if self.units.get(ROOT_UNIT):
+            self.leave_backward(ROOT_UNIT)
+        self.reduce_input = None

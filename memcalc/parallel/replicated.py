@@ -1,0 +1,131 @@
+"""One rank's own work, with nothing divided: the hooks every strategy starts from."""
+
+from __future__ import annotations
+
+from memcalc.plan import Plan
+from memcalc.recorder import Storage
+from memcalc.spec import Weight
+from memcalc.tape import Tape
+
+__all__ = ["ROOT_UNIT", "Replicated"]
+
+ROOT_UNIT = "root"
+
+
+class Replicated:
+    """Every rank holds everything: one rank, and the base of the others."""
+
+    def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
+        self.tape, self.plan, self.units = tape, plan, units
+        self.dtype = plan.precision_row.weights
+        """dtype of what lives between steps."""
+        self.weights = [weight for unit in units.values() for weight in unit]
+        self.held: list[Storage] = []
+        self.grads: dict[str, Storage] = {}
+        self.sync = True
+        """False while gradients are only accumulated (no_sync)."""
+
+    # -- what lives between steps ------------------------------------------------------------------
+
+    def states(self) -> None:
+        """Parameters, optimizer states and whatever else lives between steps."""
+        for weight in self.weights:
+            self.hold(weight.name, self.local_shape(weight), "parameters")
+        self.optimizer_states()
+        for name, shape, dtype in self.plan.family.buffers(self.plan):
+            self.hold(name, shape, "buffers", dtype)
+        for name, size in workspaces(self.plan):
+            self.hold(name, (size,), "temporary", "uint8")
+        if not self.plan.set_to_none:
+            self.keep_gradients()
+
+    def optimizer_states(self) -> None:
+        row = self.plan.optimizer_row
+        for weight in self.updated():
+            local = Weight(weight.name, self.local_shape(weight), weight.group)
+            for size in row.state_bytes(local, self.dtype):
+                self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
+            # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
+            if (
+                row.counter
+                and not self.plan.family.opaque
+                and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused")
+            ):
+                self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
+
+    def hold(self, name: str, shape: tuple[int, ...], category: str, dtype: str | None = None) -> None:
+        storage = self.tape.allocate(name, shape, dtype or self.dtype, category, batched=False)
+        self.held.append(storage)
+
+    def local_shape(self, weight: Weight) -> tuple[int, ...]:
+        """Shape of this rank's part of a weight."""
+        return weight.shape
+
+    def updated(self) -> list[Weight]:
+        """Weights whose update this rank computes."""
+        return self.weights
+
+    def keep_gradients(self) -> None:
+        """Gradients that are zeroed and not freed after a step."""
+        for weight in self.weights:
+            self.grads[weight.name] = self.new_gradient(weight.name, weight.numel)
+
+    def new_gradient(self, name: str, numel: int) -> Storage:
+        return self.tape.allocate(f"{name} gradient", (numel,), self.dtype, "gradients", batched=False)
+
+    # -- hooks -------------------------------------------------------------------------------------
+
+    def begin_forward(self) -> None:
+        """Before the model's forward pass."""
+
+    def end_forward(self) -> None:
+        """After the model's forward pass."""
+
+    def begin_backward(self) -> None:
+        """When the gradient of the model's output arrives."""
+
+    def enter(self, unit: str) -> None:
+        """Before a block's forward pass."""
+
+    def leave(self, unit: str) -> None:
+        """After a block's forward pass."""
+
+    def enter_backward(self, unit: str) -> None:
+        """When the gradient of a block's output arrives."""
+
+    def leave_backward(self, unit: str) -> None:
+        """When a block's backward is done."""
+
+    def gradient(self, weight: Weight, grad: Storage) -> None:
+        """A finished gradient: kept, or added in place to the one that is there."""
+        self.grads.setdefault(weight.name, grad)
+
+    def end_backward(self) -> None:
+        """When backward is done."""
+
+    def zero_grad(self) -> None:
+        """After the step."""
+        if self.plan.set_to_none:
+            self.grads.clear()
+
+    def step_shapes(self) -> list[tuple[int, ...]]:
+        """Shapes of the tensors the optimizer updates on this rank."""
+        return [self.local_shape(weight) for weight in self.updated()]
+
+
+# cuBLAS workspace of one handle, taken from the caching allocator at the first matrix product and kept: 32 MiB from
+# compute capability 9.0 on, 8.125 MiB before (aten/src/ATen/cuda/CublasHandlePool.cpp, _parseChosenWorkspaceSize).
+# Forward and backward run on threads of their own, each with its own handle. From 2.15 on nothing is kept.
+WORKSPACE_BEFORE_HOPPER, WORKSPACE_SINCE_HOPPER = 8_519_680, 33_554_432
+WORKSPACE_UNTIL = (2, 15)
+
+
+def workspaces(plan: Plan) -> list[tuple[str, int]]:
+    """cuBLAS workspaces kept by one rank, when the card is known and the model has matrix products."""
+    gpu = plan.gpu_row
+    if plan.device != "cuda" or gpu is None or gpu.capability is None or plan.family.opaque:
+        return []
+    if plan.torch_version >= WORKSPACE_UNTIL:
+        return []
+    size = WORKSPACE_SINCE_HOPPER if gpu.capability >= (9, 0) else WORKSPACE_BEFORE_HOPPER
+    return [(f"cuBLAS workspace, {thread} thread", size) for thread in ("forward", "backward")]
