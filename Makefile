@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.installed
 SOURCES := memcalc trainers tests docs
 # ruff reads no setup.cfg, so its settings stand here.
 RUFF := --config 'line-length = 120' --config 'target-version = "py310"'
-RULES := --select E4,E7,E9,F,B,C4,I,PT,RUF022,RUF100,SIM,UP,W --ignore PT018
+RULES := --select E4,E7,E9,F,B,C4,I,PT,RUF022,RUF100,SIM,UP,W --ignore PT017,PT018
 
 export OMP_NUM_THREADS ?= 1
 
