@@ -241,7 +241,9 @@ def _rounded(size: int) -> int:
     return -(-size // _CUDA_BLOCK) * _CUDA_BLOCK
 
 
-def _measurement(meter: CpuMeter | CudaMeter, rank: int, peaks: dict[tuple[int, str], int], **rest: Any) -> RankMeasurement:
+def _measurement(
+    meter: CpuMeter | CudaMeter, rank: int, peaks: dict[tuple[int, str], int], **rest: Any
+) -> RankMeasurement:
     by_moment = {
         moment: max(peak for (_, name), peak in peaks.items() if name == moment)
         for moment in MOMENTS
