@@ -90,9 +90,18 @@ CHANGES: dict[str, tuple[dict[str, object], str]] = {
     "bool": ({"rank": True}, "rank is True"),
     "unknown": ({"colour": 1}, "colour"),
     "timeline": ({"timeline": {"names": ["a"]}}, "timeline does not fit together"),
-    "index": ({"timeline": {"names": ["a"], "ident": [1], "category": [0], "moment": [0], "delta": [1]}}, "does not fit"),
-    "lengths": ({"timeline": {"names": ["a"], "ident": [0], "category": [0], "moment": [0], "delta": [1, 2]}}, "does not fit"),
-    "huge": ({"timeline": {"names": ["a"], "ident": [0], "category": [0], "moment": [0], "delta": [10**30]}}, "does not fit"),
+    "index": (
+        {"timeline": {"names": ["a"], "ident": [1], "category": [0], "moment": [0], "delta": [1]}},
+        "does not fit",
+    ),
+    "lengths": (
+        {"timeline": {"names": ["a"], "ident": [0], "category": [0], "moment": [0], "delta": [1, 2]}},
+        "does not fit",
+    ),
+    "huge": (
+        {"timeline": {"names": ["a"], "ident": [0], "category": [0], "moment": [0], "delta": [10**30]}},
+        "does not fit",
+    ),
 }
 
 
@@ -115,7 +124,10 @@ def test_a_missing_field_is_named() -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["names", "ident", "delta", "x"]), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["names", "ident", "delta", "x"]), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -131,7 +143,10 @@ def test_any_value_is_read_back_or_refused(key: str, value: object) -> None:
         assert RankMeasurement.from_json(read.to_json()).to_json() == read.to_json()
 
 
-@given(key=st.sampled_from(["plan", "status", "device", "versions", "losses", "evaluation_loss", "tokens_per_second"]), value=JSON)
+@given(
+    key=st.sampled_from(["plan", "status", "device", "versions", "losses", "evaluation_loss", "tokens_per_second"]),
+    value=JSON,
+)
 def test_any_record_is_read_back_or_refused(key: str, value: object) -> None:
     text = json.dumps(json.loads(record().to_json()) | {key: value})
     try:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 

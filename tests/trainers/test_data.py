@@ -80,7 +80,10 @@ def test_arrays_of_images_are_flattened_scaled_and_shuffled(tmp_path: Path) -> N
     assert (inputs.shape, inputs.dtype, inputs.max()) == ((20, 256), np.float32, 1.0)
     raw = np.load(tmp_path / "images.npy").reshape(20, -1)
     assert sorted(targets.tolist()) == sorted([*range(10)] * 2) and targets.tolist() != [*range(10)] * 2
-    assert all(any(np.allclose(row * 255, raw[i]) and label == i % 10 for i in range(20)) for row, label in zip(inputs, targets, strict=True))
+    assert all(
+        any(np.allclose(row * 255, raw[i]) and label == i % 10 for i in range(20))
+        for row, label in zip(inputs, targets, strict=True)
+    )
 
 
 def test_class_folders_of_arrays(tmp_path: Path) -> None:
@@ -129,11 +132,23 @@ BROKEN: dict[str, tuple[object, Callable[[Path], Path], str]] = {
     "large token": (GPT, write("a.bin", binary(*range(300))), "holds token 299, but gpt2-tiny has a vocabulary of 256"),
     "short": (GPT, write("a.txt", b"a" * 64), "has 64 tokens; at least 65 are needed"),
     "no labels": (MLP, write("a.npy", b""), "has no labels"),
-    "labels missing": (MLP, lambda folder: np.save(folder / "images.npy", np.zeros((4, 256))) or folder, "labels.npy does not exist"),
+    "labels missing": (
+        MLP,
+        lambda folder: np.save(folder / "images.npy", np.zeros((4, 256))) or folder,
+        "labels.npy does not exist",
+    ),
     "no array": (MLP, lambda folder: write("images.npy", b"junk")(folder).parent, "is not a numpy array"),
-    "wrong size": (MLP, lambda folder: images(folder, (20, 4, 4)), "has images of 4x4 = 16 values, but mlp-tiny reads 256"),
+    "wrong size": (
+        MLP,
+        lambda folder: images(folder, (20, 4, 4)),
+        "has images of 4x4 = 16 values, but mlp-tiny reads 256",
+    ),
     "wrong labels": (MLP, lambda folder: images(folder, labels=11), "labels outside 0 to 9"),
-    "pickled": (MLP, lambda folder: np.save(folder / "images.npy", np.array([{}]), allow_pickle=True) or folder, "is not a numpy array"),
+    "pickled": (
+        MLP,
+        lambda folder: np.save(folder / "images.npy", np.array([{}]), allow_pickle=True) or folder,
+        "is not a numpy array",
+    ),
 }
 
 

@@ -20,18 +20,33 @@ from tests.trainers.runs import TORCHRUN, environment, plan
 def command(made: Plan, out: Path, *options: str) -> list[str]:
     out.mkdir(exist_ok=True)
     made.save(out / "plan.json")
-    return [*TORCHRUN, "--nproc-per-node", str(made.ranks), "-m", "trainers", str(out / "plan.json"), str(out), *options]
+    return [
+        *TORCHRUN,
+        "--nproc-per-node",
+        str(made.ranks),
+        "-m",
+        "trainers",
+        str(out / "plan.json"),
+        str(out),
+        *options,
+    ]
 
 
 def finish(made: Plan, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(made, out, *options), env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        command(made, out, *options), env=environment(), capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 @contextmanager
 def endless(out: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A run of two ranks that has made its first steps, and the processes of its ranks."""
-    words = command(plan(ranks=2, strategy="ddp"), out, "--steps", "1000000", "--checkpoint-every", "3", "--measure-steps", "0")
-    with subprocess.Popen(words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
+    words = command(
+        plan(ranks=2, strategy="ddp"), out, "--steps", "1000000", "--checkpoint-every", "3", "--measure-steps", "0"
+    )
+    with subprocess.Popen(
+        words, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as run:
         try:
             wait_for(lambda: (out / "checkpoints" / "step-6" / "done.json").exists())
             yield run, ranks_of(run.pid)
@@ -110,7 +125,9 @@ def test_too_little_data_for_the_ranks(tmp_path: Path, text: str, expected: str)
     done = finish(plan(ranks=2, strategy="ddp"), tmp_path, "--data", str(tmp_path / "text.txt"))
     assert done.returncode != 0
     assert f"error: {tmp_path}/{expected}" in done.stderr.splitlines()
-    assert "Traceback" not in "".join(line for line in done.stderr.splitlines() if "torch" not in line and "error:" in line)
+    assert "Traceback" not in "".join(
+        line for line in done.stderr.splitlines() if "torch" not in line and "error:" in line
+    )
     assert sorted(path.name for path in (tmp_path / "errors").iterdir()) == ["rank-0.json", "rank-1.json"]
 
 

@@ -14,9 +14,15 @@ def steps(count: int, *, lost: set[int]) -> tuple[list[Event], list[Boundary]]:
     events, boundaries = [Event(1, 1, 100, "parameter")], []
     for step in range(count):
         at = (step + 1) * 1000
-        boundaries += [Boundary(at + i * 100, step, moment) for i, moment in enumerate(MARKS)] + [Boundary(at + 600, -1, "init")]
+        boundaries += [Boundary(at + i * 100, step, moment) for i, moment in enumerate(MARKS)] + [
+            Boundary(at + 600, -1, "init")
+        ]
         buffer = 50 + step
-        events += [Event(at + 110, 2, 10, "activation"), Event(at + 310, buffer, 7, "FSDP::all_gather"), Event(at + 330, 3, 5, "grad")]
+        events += [
+            Event(at + 110, 2, 10, "activation"),
+            Event(at + 310, buffer, 7, "FSDP::all_gather"),
+            Event(at + 330, 3, 5, "grad"),
+        ]
         events += [Event(at + 340, 2, -10), Event(at + 410, 3, -5)]
         events += [Event(at + 320, buffer, -7)] if step not in lost else []
     return events, boundaries
@@ -63,7 +69,9 @@ def test_timeline_of_one_step() -> None:
     assert timeline.names == ("parameter", "activation", "FSDP::all_gather", "grad")
     assert timeline.delta.tolist() == [100, 10, 7, -7, 5, -10, -5]
     assert [MOMENTS[i] for i in timeline.moment] == ["start", "forward", *["backward"] * 4, "step"]
-    categories = dict(zip(timeline.names, [CATEGORIES[timeline.category[timeline.ident == i][0]] for i in range(4)], strict=True))
+    categories = dict(
+        zip(timeline.names, [CATEGORIES[timeline.category[timeline.ident == i][0]] for i in range(4)], strict=True)
+    )
     assert categories == {
         "parameter": "parameters", "activation": "activations", "FSDP::all_gather": "communication", "grad": "temporary",
     }  # fmt: skip

@@ -30,7 +30,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     names = ("ddp", "zero-1", "fsdp-full-shard", "fsdp-shard-grad-op", "fsdp-no-shard")
-    return run({name: Job(plan(ranks=2, strategy=name), measure_steps=3) for name in names}, 2, tmp_path_factory.mktemp("two"))
+    return run(
+        {name: Job(plan(ranks=2, strategy=name), measure_steps=3) for name in names}, 2, tmp_path_factory.mktemp("two")
+    )
 
 
 # mlp-tiny: four layers of 256 x 256 with bias and a head of 10 x 256 with bias.
@@ -42,7 +44,11 @@ def test_states_to_the_byte(one: dict[str, Result]) -> None:
     (rank,) = one["mlp"].ranks
     assert (rank.parameters, rank.gradients, rank.optimizer) == (PARAMETERS, PARAMETERS, 2 * PARAMETERS + 4 * TENSORS)
     (rank,) = one["bf16"].ranks
-    assert (rank.parameters, rank.gradients, rank.optimizer) == (PARAMETERS // 2, PARAMETERS // 2, PARAMETERS + 4 * TENSORS)
+    assert (rank.parameters, rank.gradients, rank.optimizer) == (
+        PARAMETERS // 2,
+        PARAMETERS // 2,
+        PARAMETERS + 4 * TENSORS,
+    )
 
 
 def test_moments_of_a_plain_step(one: dict[str, Result]) -> None:
