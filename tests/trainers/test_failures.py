@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -98,6 +99,28 @@ def test_a_stopped_job_leaves_nothing_running(tmp_path: Path, number: signal.Sig
         wait_for(lambda: not any(map(alive, ranks)))
     assert_checkpoints_whole(tmp_path)
     assert "stopped by SIG" in (tmp_path / "logs" / "rank-0.log").read_text()
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp-full-shard"])
+def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path, strategy: str) -> None:
+    """A limit on file sizes stands for a full disk: writing fails in the middle of a file."""
+    made = plan(ranks=1 if strategy == "single" else 2, strategy=strategy)
+    done = subprocess.run(
+        command(made, tmp_path, "--measure-steps", "0"), env=environment(), preexec_fn=limit_files,
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    path = tmp_path / "checkpoints" / "step-20"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert lines and all(line.startswith(f"error: checkpoint {path} cannot be written: ") for line in lines), (
+        done.stderr
+    )
+    assert not (path / "done.json").exists() and not (tmp_path / "weights").exists()
+    assert json.loads((tmp_path / "errors" / "rank-0.json").read_text())["kind"] == "error"
 
 
 def test_one_failing_rank_says_why(tmp_path: Path) -> None:
