@@ -33,7 +33,8 @@ MODEL_NAMES = ("mlp-tiny", "gpt2-tiny", "llama-tiny")
 STRATEGY_NAMES = ("single", "ddp", "fsdp-full-shard", "fsdp-shard-grad-op", "zero-1")
 WORLDS = (1, 2, 4)
 CHECKPOINTING = {"none": 0, "full": 1}
-STEPS = 3
+STEPS = 5
+"""Of which the first is not steady. The more steps, the surer is what a meter says about threads it does not see."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
