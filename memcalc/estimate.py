@@ -169,8 +169,8 @@ def assumptions(plan: Plan) -> list[str]:
     said = ["the peak of a steady step, from the second step on, on the fullest rank"]
     if not _activations_known(plan):
         said.append("activations are not counted because no shape was given")
-    if plan.family.opaque and plan.strategy_row.gathers and not plan.model.layers:
-        said.append("layers are not known, so the whole model is gathered at once; give --layers to gather one by one")
+    if plan.gathers_unknown_layers:
+        said.append("gathered layers are not counted because their number was not given; give --layers")
     if plan.family.opaque and plan.optimizer_kind == "for-loop":
         said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
     if plan.model.layer_bytes:
