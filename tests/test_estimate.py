@@ -35,7 +35,7 @@ def test_json_has_exactly_these_keys() -> None:
 @pytest.mark.parametrize("strategy", ["fsdp-full-shard", "fsdp-shard-grad-op"])
 def test_of_unknown_layers_only_what_a_rank_keeps_is_counted(strategy: str) -> None:
     found = estimate(sized(strategy=strategy, ranks=8))
-    assert found.peak.bytes == 20 * GB // 8
+    assert 0 <= found.peak.bytes - 20 * GB // 8 < 5 * 512  # five tensors, each in whole blocks
     assert any("gathered layers are not counted" in line for line in found.assumptions)
     known = sized(strategy=strategy, ranks=8)
     known = dataclasses.replace(known, model=dataclasses.replace(known.model, layers=10))
