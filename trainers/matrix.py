@@ -17,6 +17,7 @@ from pathlib import Path
 # Read when torch is loaded: 0 to 5, where 5 silences the profiler's messages about its own start and stop.
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 
+import torch
 import torch.distributed as dist
 
 from memcalc.measurement import Measurement
@@ -36,6 +37,8 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     place = Rank.from_environment()
     exit_on_signals()
+    # oneDNN packs 16-bit weights into scratch memory whose size hangs on the CPU's instruction set: no plan can know it.
+    torch.backends.mkldnn.enabled = False
     settings = Settings(steps=arguments.steps, measure_steps=arguments.steps)
     with join(place, "cpu", settings.seed) as process:
         for folder in arguments.folders:
