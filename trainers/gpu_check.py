@@ -66,7 +66,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"gpu-check: torch {torch.__version__} finds no CUDA device here; --device cpu tries the program itself")
         return 2
     if options.device == "cpu":
-        torch.backends.mkldnn.enabled = False  # its scratch memory differs between CPUs; see trainers/matrix.py
+        torch.backends.mkldnn.set_flags(False)  # its scratch memory differs between CPUs; see trainers/matrix.py
     started = time.monotonic()
     report: dict[str, Any] = {"facts": facts(options.device), "cases": []}
     name = report["facts"]["device"]

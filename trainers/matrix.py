@@ -38,7 +38,7 @@ def main(words: list[str] | None = None) -> None:
     place = Rank.from_environment()
     exit_on_signals()
     # oneDNN packs 16-bit weights into scratch memory whose size hangs on the CPU's instruction set: no plan can know it.
-    torch.backends.mkldnn.enabled = False
+    torch.backends.mkldnn.set_flags(False)
     settings = Settings(steps=arguments.steps, measure_steps=arguments.steps)
     with join(place, "cpu", settings.seed) as process:
         for folder in arguments.folders:
