@@ -116,6 +116,9 @@ class _Step:
 
     def forward(self, inputs: Tensor) -> Tensor:
         tape, plan = self.tape, self.plan
+        if plan.strategy_row.gathers and plan.family.reads == "features":
+            # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
+            inputs = ops.cast(tape, inputs, plan.precision_row.compute, "inputs")
         x = plan.family.enter(tape, plan, inputs)
         blocks = plan.family.blocks(tape, plan)
         every = max(plan.checkpoint_every, 1)
