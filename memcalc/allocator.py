@@ -218,7 +218,6 @@ class Allocator:
         space = -(-(self.capacity * 9 // 8) // pool.page) * pool.page
         address = -(-self._top // pool.page) * pool.page
         self._top = address + space
-        self.segments += 1
         block = Block(address, space, stream, size <= SMALL_SIZE, mapped=False)
         pool.add(block)
         return block
@@ -229,6 +228,7 @@ class Allocator:
         if self.reserved + mapped > self.capacity:
             return False
         pool.remove(block)
+        self.segments += block.whole
         block.mapped = True
         if mapped < block.size:
             rest = Block(block.address + mapped, block.size - mapped, block.stream, block.small, mapped=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError, UnknownNameError, shorten
@@ -108,11 +108,6 @@ release_lock_on_cudamalloc, roundup_power2_divisions, throw_on_cudamalloc_oom
             return -(-size // BLOCK) * BLOCK
         step = (1 << (size.bit_length() - 1)) // divisions
         return -(-size // step) * step
-
-    @property
-    def default(self) -> bool:
-        """Whether nothing differs from torch's defaults."""
-        return all(getattr(self, field.name) == field.default for field in fields(self))
 
 
 def _mib(name: str, value: str) -> int:

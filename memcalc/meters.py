@@ -138,7 +138,10 @@ def _outside(size: int, gpu: Gpu | None) -> str:
     if size <= context.high:
         return f"outside torch is what a CUDA context takes; {ranges}"
     if size <= context.high + nccl.high:
-        return f"outside torch is what a CUDA context and one NCCL communicator take; {ranges}"
+        return (
+            "outside torch is what a CUDA context and one NCCL communicator take; without NCCL it is other libraries "
+            f"or processes, or a CUDA before 11.7, whose contexts took up to 1 GiB; {ranges}"
+        )
     return (
         "outside torch is more than a CUDA context and one NCCL communicator take: more communicators, "
         f"other libraries, or other processes on the card; {ranges}"
