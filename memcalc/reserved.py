@@ -8,7 +8,6 @@ segments behind, and then repeats the step.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.plan import Plan
@@ -51,26 +50,24 @@ def replayed(
 def run(timeline: Timeline, steps: int = 2) -> list[Event]:
     """Allocations and frees from construction through ``steps`` steps, as ``(ident, bytes)``.
 
-    In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are step 0's.
+    In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
+    What the timeline's step frees of the step before (a batch, under NO_SHARD gradients) the first has not got.
     """
-    construction, states, body = _parts(timeline)
-    events, size = list(construction), len(timeline.names)
+    events, states, body = _parts(timeline)
+    size = len(timeline.names)
+    made = {ident for ident, delta in body if delta > 0}
     inherited = _inheritance(timeline, body)
-    before = {ident for ident, _ in construction + states}
-    made = {index for index, delta in body if delta > 0}
-    at = next((i for i, (_, moment) in enumerate(_moments(timeline, len(body))) if moment == _STEP), len(body))
+    moments = timeline.moment.tolist()[len(timeline.moment) - len(body) :]
+    first_update = moments.index(_STEP) if _STEP in moments else len(body)
     for step in range(1, steps + 1):
         for index, (ident, delta) in enumerate(body):
-            if step == 1 and index == at:
+            if step == 1 and index == first_update:
                 events += states
             if ident in made:
                 events.append((ident + step * size, delta))
-            elif ident in inherited:
-                if step > 1:
-                    events.append((inherited[ident] + (step - 1) * size, delta))
-            elif ident in before and step == 1:
-                events.append((ident, delta))
-        if step == 1 and at == len(body):
+            elif step > 1 and ident in inherited:
+                events.append((inherited[ident] + (step - 1) * size, delta))
+        if step == 1 and first_update == len(body):
             events += states
     return events
 
@@ -89,35 +86,26 @@ def streams(plan: Plan, timeline: Timeline, steps: int = 2) -> dict[int, int]:
     return {ident + step * size: stream for ident, stream in found.items() for step in range(steps + 1)}
 
 
-def _events(timeline: Timeline, indices: Iterable[int]) -> list[Event]:
-    return [(int(timeline.ident[i]), int(timeline.delta[i])) for i in indices]
-
-
-def _first_batch(timeline: Timeline) -> list[int]:
-    """Indices of the batch the step before left behind: its inputs and its targets."""
-    return [i for i, category in enumerate(timeline.category.tolist()) if category == _INPUTS][:2]
-
-
 def _parts(timeline: Timeline) -> tuple[list[Event], list[Event], list[Event]]:
-    """Construction, the optimizer's states, and the step itself."""
-    batch = _first_batch(timeline)
-    start = batch[0] if batch else 0
-    category = timeline.category.tolist()
-    construction = _events(timeline, (i for i in range(start) if category[i] != _OPTIMIZER))
-    states = _events(timeline, (i for i in range(start) if category[i] == _OPTIMIZER))
-    return construction, states, _events(timeline, range(start + len(batch), len(category)))
-
-
-def _moments(timeline: Timeline, count: int) -> list[tuple[int, int]]:
-    """Moments of the last ``count`` events."""
-    return list(enumerate(timeline.moment.tolist()[len(timeline.moment) - count :]))
+    """Construction, the optimizer's states, and the step, which begins after the batch the step before has left."""
+    category, events = (
+        timeline.category.tolist(),
+        list(zip(timeline.ident.tolist(), timeline.delta.tolist(), strict=True)),
+    )
+    inputs = [i for i, kind in enumerate(category) if kind == _INPUTS][:2]
+    start = inputs[-1] + 1 if inputs else 0
+    body = events[start:]
+    left = {ident for ident, delta in body if delta < 0} - {ident for ident, delta in body if delta > 0}
+    before = [(event, kind) for event, kind in zip(events[:start], category, strict=False) if event[0] not in left]
+    construction = [event for event, kind in before if kind != _OPTIMIZER]
+    return construction, [event for event, kind in before if kind == _OPTIMIZER], body
 
 
 def _inheritance(timeline: Timeline, body: list[Event]) -> dict[int, int]:
-    """Which ident of the step before a step frees: the one that takes the place of the one the timeline frees."""
-    sizes = {ident: delta for ident, delta in body if delta > 0}
-    survivors = defaultdict(list)
-    for ident in sizes.keys() - {ident for ident, delta in body if delta < 0}:
-        survivors[timeline.names[ident]].append(ident)
-    old = [int(timeline.ident[i]) for i in _first_batch(timeline)]
-    return {ident: min(survivors[timeline.names[ident]]) for ident in old if survivors[timeline.names[ident]]}
+    """What a step frees without having made it: the ident, and that of its like which the step before has left."""
+    made = [ident for ident, delta in body if delta > 0]
+    freed = [ident for ident, delta in body if delta < 0]
+    left = defaultdict(list)
+    for ident in sorted(set(made) - set(freed)):
+        left[timeline.names[ident]].append(ident)
+    return {ident: left[timeline.names[ident]].pop(0) for ident in sorted(set(freed) - set(made))}
