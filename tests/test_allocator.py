@@ -146,6 +146,7 @@ def test_a_smaller_request_takes_no_oversize_block() -> None:
     events = ((0, 40), (0, -40), (1, 20))
     assert reserved_mib(*events) == 40
     assert reserved_mib(*events, options=options) == 60
+    assert reserved_mib((0, 32), (0, -32), (1, 20), options=options) == 52  # 32 is oversize already
 
 
 @pytest.mark.parametrize(("rounding", "wanted", "reserved"), [(20, 41, 60), (20, 40, 100), (32, 40, 60)])
@@ -242,6 +243,12 @@ def test_an_expandable_segment_fills_what_segments_leave() -> None:
 def test_an_expandable_block_grows_from_the_free_end() -> None:
     # 30 in 40: the free 10 at the end and 20 new make room for 25.
     assert reserved_mib((0, 30), (1, 25), options=EXPANDABLE) == 60
+
+
+def test_the_growing_end_is_kept_for_what_fits_nowhere_else() -> None:
+    # Free: a hole of 12, and 10 at the end, which counts as large as it can grow. So 9 go into the hole, and 25
+    # need 15 more at the end: one page. In the end, 9 would leave 1, and 25 would need two.
+    assert reserved_mib((0, 12), (1, 18), (0, -12), (2, 9), (3, 25), options=EXPANDABLE) == 60
 
 
 def test_blocks_of_expandable_segments_are_split_to_512_bytes() -> None:
