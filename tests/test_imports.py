@@ -16,8 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors", "units", "files"],
     ["catalog"],
-    ["precision", "hardware", "timeline", "spec"],
-    ["machine"],
+    ["precision", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
+    ["machine", "allocator"],
+    ["replay"],
     ["recorder"],
     ["tape"],
     ["ops", "norms", "positions", "attention"],
@@ -26,7 +27,7 @@ LAYERS = [
     ["plan"],
     ["sharding"],
     ["parallel"],
-    ["ledger"],
+    ["ledger", "reserved"],
     ["estimate"],
     [
         "coefficients",
@@ -35,6 +36,7 @@ LAYERS = [
         "reasons",
         "recommend",
         "measurement",
+        "meters",
         "compare",
         "supervise",
         "failure",
