@@ -6,7 +6,7 @@
     split     what is left of the block goes back, unless too little is left
     merge     a freed block joins its free neighbours in the segment; segments are kept until memory runs out
 
-Source of every rule: c10/cuda/CUDACachingAllocator.cpp of torch 2.13, whose functions are named beside it.
+Source of every rule: c10/cuda/CUDACachingAllocator.cpp (as of 2026; constants checked in the headers of torch 2.13), whose functions are named beside it.
 Not replayed: CUDA graphs' and user's own pools, and frees that wait for another stream (``record_stream``), so
 active bytes are allocated bytes. Two segments' addresses are taken to ascend in the order they were taken;
 the driver does not promise that, and it decides which of two free blocks of one size is used.
