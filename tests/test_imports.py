@@ -39,6 +39,7 @@ LAYERS = [
         "meters",
         "compare",
         "supervise",
+        "training",
         "failure",
         "launch",
         "validate",
