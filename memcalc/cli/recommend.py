@@ -160,7 +160,8 @@ KNOBS = ("strategy", "ranks", "checkpointing", "precision", "micro batch", "accu
 
 
 def _knobs(plan: Plan) -> tuple[object, ...]:
-    return (plan.strategy, plan.ranks, _checkpointing(plan), plan.precision, plan.micro_batch, plan.accumulation)
+    batch = plan.micro_batch or None
+    return (plan.strategy, plan.ranks, _checkpointing(plan), plan.precision, batch, plan.accumulation)
 
 
 def _checkpointing(plan: Plan) -> str:
@@ -175,13 +176,16 @@ def _title(found: Recommendation, format: str) -> str:
     where = f"{format_both(job.capacity)} each" if base.device == "cuda" else f"{format_both(job.capacity)} of RAM"
     ranks = " or ".join(map(str, job.ranks))
     place = f"{ranks} x {base.gpu or 'GPU'}" if base.device == "cuda" else f"{ranks} ranks on CPU cores"
-    return f"{title}\n{printable(f'{base.model.name}: {format_count(count)} parameters on {place}, {where}; {found.tried} plans tried')}"
+    size = f"{format_count(count)} parameters"
+    name = size if base.model.name == size else f"{base.model.name}: {size}"
+    return f"{title}\n{printable(f'{name} on {place}, {where}; {found.tried} plans tried')}"
 
 
 def _brief(plan: Plan) -> str:
-    batch = f"micro batch {plan.micro_batch}" + (f" x {plan.accumulation}" if plan.accumulation > 1 else "")
+    batch = f"micro batch {plan.micro_batch}" if plan.micro_batch else "micro batch not given"
+    times = f" x {plan.accumulation}" if plan.accumulation > 1 else ""
     return (
-        f"{batch} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {_checkpointing(plan)}"
+        f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {_checkpointing(plan)}"
     )
 
 
