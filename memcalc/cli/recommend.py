@@ -93,8 +93,10 @@ def _search(words: dict[str, Any], global_batch: int | None, pure: bool) -> Sear
     if "reentrant" in typed:
         typed.setdefault("checkpoint_every", 1)
     placed, capacity, ranks = _place(typed)
-    base = build_plan({**words, **typed, **placed})
-    precisions = [typed["precision"]] if "precision" in typed else list(default_precisions(base))
+    # Built first without what only some precisions allow, to learn the precision of the card.
+    usual = default_precisions(build_plan({**words, **typed, **placed, "attention": None, "precision": None}))
+    precisions = [typed["precision"]] if "precision" in typed else list(usual)
+    base = build_plan({**words, **typed, **placed, "precision": precisions[0]})
     if pure and "precision" not in typed:
         precisions.append(pure_precision(base))
     return search(
@@ -184,9 +186,7 @@ def _title(found: Recommendation, format: str) -> str:
 def _brief(plan: Plan) -> str:
     batch = f"micro batch {plan.micro_batch}" if plan.micro_batch else "micro batch not given"
     times = f" x {plan.accumulation}" if plan.accumulation > 1 else ""
-    return (
-        f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {_checkpointing(plan)}"
-    )
+    return f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {_checkpointing(plan)}"
 
 
 def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:
