@@ -1,7 +1,8 @@
 """What a blank cell means: the defaults of the framework a row's source used, each with where it is documented.
 
-Keys are columns of the file, and five things the file has no column for: ``torch`` (release), ``optimizer_kind``,
-``loss`` (the dtype of its logits), ``fsdp`` (1 or 2) and ``context`` (MiB outside of torch, lowest-highest).
+Keys are columns of the file, and six things the file has no column for: ``torch`` (release), ``optimizer_kind``,
+``loss`` (how its logits are held), ``fsdp`` (1 or 2), ``allocator`` (PYTORCH_CUDA_ALLOC_CONF) and ``context`` (MiB
+outside of torch, lowest-highest).
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ class Framework:
 
 # Below every framework lies PyTorch.
 PYTORCH = {
+    "allocator": Default("", "PYTORCH_CUDA_ALLOC_CONF is not set"),
     "activation_checkpointing": Default("none", "torch.utils.checkpoint acts only where it is called"),
     "attention": Default("sdpa", "torch.nn.functional.scaled_dot_product_attention chooses its kernel"),
     "compile": Default("no", "torch.compile acts only where it is called"),
     "fsdp": Default("1", "FullyShardedDataParallel; fully_shard became public in torch 2.6"),
     "grad_accum": Default("1", "torch accumulates only when zero_grad is not called"),
-    "loss": Default("float32", "memcalc's own: torch.nn.functional.cross_entropy on float32 logits"),
+    "loss": Default("float32", "memcalc's own: cross_entropy on float32 logits"),
     "offload": Default("none", "torch keeps tensors where they were made"),
     "optimizer_kind": Default("foreach", "torch.optim, _default_to_fused_or_foreach: foreach for CUDA parameters"),
     "torch": Default("2.13", "memcalc's own"),
@@ -60,7 +62,7 @@ FRAMEWORKS = (
         sources=("Lightning-AI/lightning-thunder",),
         defaults={
             "torch": Default("2.5", "nightly builds of mid-2024"),
-            "loss": Default("16-bit", "thunder/benchmarks/benchmark_litgpt.py: cross_entropy on the model's logits"),
+            "loss": Default("16-bit", "thunder/benchmarks/benchmark_litgpt.py: cross_entropy on the model's own logits"),
         },
     ),
     Framework(
@@ -79,10 +81,21 @@ FRAMEWORKS = (
         },
     ),
     Framework(
-        name="torchtitan",
-        sources=("pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials/pretraining", "pytorch/ao docs/source/workflows"),
+        name="torchtitan of spring 2024",
+        sources=("pytorch/torchtitan PR #165", "pytorch/torchtitan PR #382"),
         defaults={
-            "torch": Default("2.4", "nightly builds of 2024"),
+            "torch": Default("2.4", "README.md: a nightly build, then of 2.4"),
+            "fsdp": Default("2", "torchtrain/parallelisms/parallelize_llama.py: fully_shard"),
+            "loss": Default("float32, kept", "train.py before pull request 391: logits are not dropped before backward"),
+        },
+    ),
+    Framework(
+        name="torchtitan",
+        sources=("pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows"),
+        defaults={
+            "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
+            "allocator": Default("expandable_segments:True", "run_llama_train.sh from October 2024 on"),
+            "torch": Default("2.6", "README.md: a nightly build"),
             "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
         },
     ),

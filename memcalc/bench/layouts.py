@@ -9,7 +9,9 @@ from memcalc.bench.reading import Reading
 
 __all__ = ["parse_layout", "strategy"]
 
-_PART = re.compile(r"(single|ddp|fsdp_full_shard|fsdp_shard_grad_op|fsdp_no_shard|fsdp|hsdp|gemini|zero[0-3]|[dtpcev]p|sp|etp)(\d*)")
+_PART = re.compile(
+    r"(single|ddp|fsdp_full_shard|fsdp_shard_grad_op|fsdp_no_shard|fsdp|hsdp|gemini|zero[0-3]|[dtpcev]p|sp|etp|offload)\[?(\d*)\]?"
+)
 _NOTE = re.compile(r"\(([^)]*)\)")
 
 _STRATEGIES = {
@@ -34,12 +36,14 @@ _LACKING = {
     "ep": "expert parallel",
     "etp": "expert parallel",
     "vp": "pipeline parallel",
+    "offload": "offload cpu",
 }
 _NOTES = {
     "thunder fsdp": "thunder's own FSDP",
     "fairscale": "fairscale's FSDP",
     "colossalai": "ColossalAI's ZeRO",
-    "not stated": "strategy is not stated",
+    "dataparallel": "DataParallel, one process for all cards",
+    "tried": "several strategies in one row",
     "naive": "layers spread over GPUs without a schedule",
 }
 
@@ -56,7 +60,7 @@ def parse_layout(text: str) -> tuple[dict[str, int], str] | None:
     """
     notes = " ".join(_NOTE.findall(text)).lower()
     degrees: dict[str, int] = {}
-    for part in re.split(r"[+\s]+", _NOTE.sub("", text).strip().lower()):
+    for part in re.split(r"[+\s]+", _NOTE.sub("", text).strip().lower().replace("cpu offload", "offload")):
         match = _PART.fullmatch(part)
         if match is None:
             return None
@@ -81,8 +85,10 @@ def strategy(reading: Reading) -> tuple[str, int]:
     if "zero1" in degrees and "zeroredundancyoptimizer" in notes:
         degrees["zero-1"] = degrees.pop("zero1")
     kinds = [kind for kind in degrees if kind in _STRATEGIES or kind == "zero-1"]
+    if not kinds and not any(kind in _LACKING for kind in degrees):
+        reading.lack("data parallel of a kind that is not stated")
     for kind, degree in degrees.items():
-        if kind in _LACKING and (degree > 1 or kind[:4] in ("zero", "hsdp", "gemi")):
+        if kind in _LACKING and (degree > 1 or not kind.endswith("p") or kind == "hsdp"):
             reading.lack(_LACKING[kind])
     name = kinds[0] if kinds else "single"
     return _STRATEGIES.get(name, name), _ranks(reading, name, degrees, notes)

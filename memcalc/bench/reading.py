@@ -38,7 +38,8 @@ class Reading:
         default = framework.default(key)
         if default is None:
             return ""
-        self.assume(f"{key} {default.value}: {default.source}")
+        if default.value:
+            self.assume(f"{key} {default.value}: {default.source}")
         return default.value
 
     def assume(self, sentence: str) -> None:
@@ -46,7 +47,7 @@ class Reading:
             self.assumptions.append(sentence)
 
     def lack(self, reason: str, *, only_less: bool = False) -> None:
-        found = Lack(reason, only_less)
+        found = Lack(reason.replace(";", ","), only_less)  # "; " stands between reasons
         if found not in self.lacks:
             self.lacks.append(found)
 

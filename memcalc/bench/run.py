@@ -28,7 +28,7 @@ def score(row: Row) -> Score:
     try:
         found = estimate(said.plan)
     except InputError as error:
-        return _skipped(row, said, [str(error)])
+        return _skipped(row, said, [f"no estimate: {str(error).replace(';', ',')}"])
     if said.lacks and found.peak.moment != "step":
         return _skipped(row, said, [lack.reason for lack in said.lacks])
     size = _reading(row, said, found) / GIB
@@ -59,14 +59,18 @@ def _reading(row: Row, said: Said, found: Estimate) -> float:
     """Bytes in the row's meter; a boundary is held against the device."""
     if row.meter == "allocated":
         return found.peak.bytes
-    reserved = replayed(found.plan, found.timeline).peak_reserved
-    if row.meter == "reserved":
-        return reserved
     card = found.plan.gpu_row
     cards = [card] if card else list(GPUS.values())
     context = said.context or _hull([card.context for card in cards])
     nccl = _hull([card.nccl for card in cards]) if found.plan.ranks > 1 else Bounds(0, 0)
-    return reserved + sum(context) / 2 + sum(nccl) / 2
+    outside = (sum(context) + sum(nccl)) // 2
+    # A full card makes the allocator give cached segments back. What ran cannot have needed more than the card;
+    # where the estimate does, it shall show, so the replay is run again without an end.
+    capacity = card.usable_bytes - outside if card else None
+    held = replayed(found.plan, found.timeline, said.allocator, capacity=capacity)
+    if held.refused:
+        held = replayed(found.plan, found.timeline, said.allocator)
+    return held.peak_reserved if row.meter == "reserved" else held.peak_reserved + outside
 
 
 def _hull(bounds: list[Bounds]) -> Bounds:
@@ -103,7 +107,9 @@ def reasons(scores: Iterable[Score]) -> list[tuple[str, int, int]]:
         needed.update(parts)
         if len(parts) == 1:
             alone.update(parts)
-    return [(reason, needed[reason], alone[reason]) for reason in sorted(needed, key=lambda r: (-alone[r], -needed[r], r))]
+    return [
+        (reason, needed[reason], alone[reason]) for reason in sorted(needed, key=lambda r: (-alone[r], -needed[r], r))
+    ]
 
 
 def result(rows: Sequence[Row], scores: Sequence[Score], shown: Sequence[Score]) -> dict[str, Any]:

@@ -26,15 +26,18 @@ _LACKING = (
     (r"mixtral|moe|experts", "Mixture of Experts"),
     (r"bert", "BERT-type encoders"),
     (r"\bt5\b|mt0|flan|enc \+", "T5-type encoder-decoders"),
-    (r"resnet|\br-?\d\d\d?\b|inception|vgg|mobilenet|densenet|efficientnet|tsn|pspnet|rcnn|fcn", "convolutional nets"),
+    (r"resnet|\br-?\d\d\d?\b|inception|vgg|mobilenet|densenet|efficientnet|tsn|pspnet|rcnn|fcn|xception|retinanet|deeplab|danet", "convolutional nets"),
     (r"vit|swin|deit|clip|beit|segmenter|upernet", "vision transformers"),
     (r"megatron", "Megatron's GPT layers"),
     (r"gemma", "Gemma's layers (soft caps, its own norm)"),
     (r"phi-|falcon", "attention and MLP in parallel"),
     (r"stablelm|stablecode|pythia|neox", "GPT-NeoX layers"),
     (r"santacoder|starcoder|bigcode", "multi-query attention with biases"),
-    (r"qwen|powerlm|granite|chatglm|baichuan|internlm|internvl|yi-", "this relative of Llama"),
-    (r"opt-|bloom|gpt-?j|transformer_lm", "this relative of GPT"),
+    (r"powerlm|granite", "Granite's layers (scaled residuals, tied head)"),
+    (r"qwen|chatglm|baichuan|internlm|internvl|yi-|llada", "relatives of Llama (biases, norms of q and k, tied heads)"),
+    (r"opt-|bloom|gpt-?j|gpt-neo|transformer_lm|rugpt", "relatives of GPT (OPT, BLOOM, GPT-Neo, fairseq)"),
+    (r"deepseek", "Mixture of Experts"),
+    (r"u-net|diffusion|mmdit|sdxl|flux|cogvideo|dreambooth|amused", "diffusion models"),
     (r"loss only", "a single operator is no training run"),
 )  # fmt: skip
 _MLP = re.compile(
@@ -78,7 +81,11 @@ def _tokens(reading: Reading, family: str) -> Model | None:
 
 def _size(reading: Reading, family: str) -> Model | None:
     """Known by its size alone, where states are all that counts."""
-    layers, size, hidden = _LAYERS.fullmatch(reading.row["layers"]), reading.number("n_params"), reading.number("hidden")
+    layers, size, hidden = (
+        _LAYERS.fullmatch(reading.row["layers"]),
+        reading.number("n_params"),
+        reading.number("hidden"),
+    )
     tokens = (reading.row.whole("seq_len") or 0) * (reading.row.whole("micro_batch_per_gpu") or 0)
     if not (layers and size and hidden and tokens):
         reading.lack("model family: none, and its shapes are not stated")
@@ -112,6 +119,8 @@ def _mlp(reading: Reading, family: str) -> Model | None:
         reading.assume("tanh is counted as ReLU: both keep their output (tools/autograd/derivatives.yaml)")
     elif act != "relu":
         reading.lack(f"model family: an MLP with {act}")
+    if batchnorm == "True":
+        return None  # whose own parameters hide the width
     width = _width(size, features, classes, depth)
     if width is None:
         reading.lack("model family: no width of the MLP gives the stated parameters")

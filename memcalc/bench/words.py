@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from memcalc.allocator_options import AllocatorOptions
 from memcalc.bench.layouts import strategy
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model
 from memcalc.errors import InputError
-from memcalc.hardware import GPUS, Bounds
+from memcalc.hardware import Bounds
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
 from memcalc.precision import PRECISIONS
@@ -23,10 +24,10 @@ _PRECISION = {
     ("fp32", "fp32"): "fp32",
     ("fp32", "bf16"): "amp-bf16",
     ("fp32", "amp_bf16"): "amp-bf16",
-    ("fp32", "bf16 (autocast)"): "amp-bf16",
+    ("fp32", "bf16 autocast"): "amp-bf16",
     ("fp32", "fp16"): "amp-fp16",
-    ("fp32", "fp16 (amp)"): "amp-fp16",
-    ("fp32", "fp16 (autocast)"): "amp-fp16",
+    ("fp32", "fp16 amp"): "amp-fp16",
+    ("fp32", "fp16 autocast"): "amp-fp16",
     ("bf16", "bf16"): "bf16",
     ("fp16", "fp16"): "fp16",
 }
@@ -45,6 +46,8 @@ _OPTIMIZERS = {
     "adam (fused)": ("adam", "fused"),
     "sgd": ("sgd", ""),
     "sgd momentum": ("sgd-momentum", ""),
+    # composer/optim/decoupled_weight_decay.py: one weight at a time, with torch's own two temporaries.
+    "decoupled_adamw": ("adamw", "for-loop"),
     "adam8bit (bnb)": ("adamw-8bit", "fused"),
     "adamw8bit (bnb)": ("adamw-8bit", "fused"),
 }
@@ -65,9 +68,10 @@ _NOTED = (
     (r"(fused|chunked) (linear )?(cross.entropy|CE\b)|chunked loss", "fused or chunked loss", True),
     (r"fused Triton", "Triton kernels for norm, rotary positions and loss", True),
 )  # fmt: skip
+# The framework's loss → what differs from memcalc's, which drops the logits before backward.
 _LOSSES = {
-    "chunked": "fused or chunked loss",
-    "fused": "fused or chunked loss",
+    "16-bit": "the loss is counted on float32 logits, which is more than the source needs",
+    "float32, kept": "the source keeps its float32 logits through backward, which is not counted",
 }
 # gpu_type → card; with several sizes, the catalog names by gpu_gib.
 _CARDS = (
@@ -77,7 +81,10 @@ _CARDS = (
     (r"\bH200\b", {141: "h200"}),
     (r"\bA800\b", {80: "a800-80gb"}),
     (r"\bB200\b", {180: "b200"}),
+    (r"\bT4\b", {16: "t4"}),
+    (r"\bA10\b", {24: "a10"}),
     (r"\bA10G\b", {24: "a10g"}),
+    (r"\bA40\b", {48: "a40"}),
     (r"\bL40S\b", {48: "l40s"}),
     (r"\bA6000\b", {48: "rtx-a6000"}),
     (r"\b3090\b", {24: "rtx-3090"}),
@@ -93,21 +100,25 @@ class Said:
     plan: Plan | None
     assumptions: tuple[str, ...]
     lacks: tuple[Lack, ...]
+    allocator: AllocatorOptions
     context: Bounds | None = None
     """Bytes outside of torch that the source itself states."""
 
 
 def say(row: Row) -> Said:
-    """Read a row. A plan is there also when all that lacks would only take memory away."""
+    """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
     built = model(reading)
     plan = _plan(reading, built)
     context = _context(reading) if row.meter == "device" else None
+    allocator = AllocatorOptions.parse("" if row.meter == "allocated" else reading.default("allocator"))
     lacks = tuple(reading.lacks)
     return Said(
-        plan=plan if all(lack.only_less for lack in lacks) else None,
+        # What was reserved depends on all moments, not on the fullest alone.
+        plan=plan if not lacks or (row.meter == "allocated" and all(lack.only_less for lack in lacks)) else None,
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
+        allocator=allocator,
         context=context,
     )
 
@@ -148,7 +159,7 @@ def _plan(reading: Reading, built: Model | None) -> Plan | None:
 
 
 def _precision(reading: Reading, built: Model | None) -> str:
-    weights, compute = reading.said("param_dtype"), reading.said("compute_dtype")
+    weights, compute = reading.said("param_dtype"), re.sub(r"[()]", "", reading.said("compute_dtype"))
     missing = [reason for pattern, reason in _DTYPE_LACKS if re.search(pattern, f"{weights} {compute}")]
     for reason in missing:
         reading.lack(reason)
@@ -157,7 +168,7 @@ def _precision(reading: Reading, built: Model | None) -> str:
     if not weights or not compute:
         reading.lack("dtypes are not stated")
         return "fp32"
-    if (weights, compute) == ("bf16", "bf16 (autocast)") and built and built.family == "llama":
+    if (weights, compute) == ("bf16", "bf16 autocast") and built and built.family == "llama":
         reading.assume(
             "autocast over bfloat16 weights is counted as plain bfloat16: norm, softmax and loss are float32 either way"
         )
@@ -215,15 +226,17 @@ def _extras(reading: Reading) -> None:
     offload = reading.said("offload")
     if offload not in ("none", ""):
         reading.lack(f"offload {offload}")
+    if re.search(r"peak active|active bytes", row["notes"]):
+        reading.assume("peak active bytes are counted as allocated: no block waits for a stream")
     for pattern, reason, only_less in _NOTED:
         if re.search(pattern, row["notes"]):
             reading.lack(reason, only_less=only_less)
     if row["vocab"]:  # only a model with a vocabulary has logits of a size that counts
         loss = reading.default("loss")
-        if loss in _LOSSES:
-            reading.lack(_LOSSES[loss], only_less=True)
-        elif loss == "16-bit":
-            reading.assume("the loss is counted on float32 logits, which is more than the source needs")
+        if loss in ("chunked", "fused"):
+            reading.lack("fused or chunked loss", only_less=True)
+        elif loss in _LOSSES:
+            reading.assume(_LOSSES[loss])
 
 
 def _torch(reading: Reading) -> str:
@@ -242,11 +255,11 @@ def _gpu(reading: Reading) -> str | None:
     size = float(row["gpu_gib"]) if re.fullmatch(r"\d+(\.\d+)?", row["gpu_gib"]) else None
     if sizes is None:
         if row.meter == "boundary":
-            reading.lack(f"card {row['gpu_type']!r} is not in the catalog" if text else "card is not stated")
+            reading.lack(f"a card memcalc does not know: {row['gpu_type']}" if text else "card is not stated")
         return None
     nominal = min(sizes, key=lambda known: abs(known - (size or max(sizes))))
     if row.meter == "boundary" and (size is None or abs(size - nominal) > 0.1 * nominal):
-        reading.lack(f"a {row['gpu_type']} of {row['gpu_gib'] or 'unknown'} GiB is not in the catalog")
+        reading.lack(f"a card memcalc does not know: {row['gpu_type']} of {row['gpu_gib'] or 'unknown'} GiB")
     elif size is None and len(sizes) > 1:
         reading.assume(f"{sizes[nominal]}: the card's memory is not stated")
     return sizes[nominal]
@@ -258,5 +271,3 @@ def _context(reading: Reading) -> Bounds | None:
         return None
     low, high = (int(part) * 2**20 for part in text.split("-"))
     return Bounds(low, high)
-
-

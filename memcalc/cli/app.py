@@ -34,6 +34,7 @@ Examples:
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --save-plan plan.json
   memcalc launch plan.json --data book.txt --steps 200 --out run
   memcalc compare run
+  memcalc bench --source lightning
   memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB --device 15.6GiB --gpu a100-80gb
 
 Every command explains itself: memcalc estimate --help

@@ -71,7 +71,15 @@ def _summary(source: str, meter: str, each: Summary) -> tuple[object, ...]:
     percents = (each.median_abs_error_pct, each.p90_abs_error_pct, each.bias_pct)
     cells = [_percent(value, signed=index == 2) for index, value in enumerate(percents)]
     outcomes = (each.false_fits, each.false_ooms) if meter == "boundary" else ("-", "-")
-    return source, meter, each.rows, each.skipped, *cells, "-" if meter == "boundary" else each.under_estimates, *outcomes
+    return (
+        source,
+        meter,
+        each.rows,
+        each.skipped,
+        *cells,
+        "-" if meter == "boundary" else each.under_estimates,
+        *outcomes,
+    )
 
 
 def _row(found: Score) -> tuple[object, ...]:
