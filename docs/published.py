@@ -13,13 +13,13 @@ __all__ = ["PAGE", "refreshed"]
 
 PAGE = Path(__file__).resolve().parent / "validation" / "published.md"
 OPTIONS = ["--format", "markdown", "--worst", "12"]
-RESULTS = re.compile(r"(?<=^## Results\n\n).*?(?=^## )", re.MULTILINE | re.DOTALL)
+RESULTS = re.compile(r"^## Results\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
 
 
 def refreshed(text: str) -> str:
     """The page with the tables of today."""
     done = CliRunner().invoke(command, OPTIONS, catch_exceptions=False)
-    return RESULTS.sub(lambda match: f"{done.output}\n", text)
+    return RESULTS.sub(lambda match: f"## Results\n\n{done.output}\n", text)
 
 
 if __name__ == "__main__":

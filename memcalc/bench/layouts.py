@@ -7,10 +7,10 @@ from math import prod
 
 from memcalc.bench.reading import Reading
 
-__all__ = ["parse_layout", "strategy"]
+__all__ = ["parse_layout", "strategy_of"]
 
 _PART = re.compile(
-    r"(single|ddp|fsdp_full_shard|fsdp_shard_grad_op|fsdp_no_shard|fsdp|hsdp|gemini|zero[0-3]|[dtpcev]p|sp|etp|offload)\[?(\d*)\]?"
+    r"(single|ddp|fsdp_full_shard|fsdp_shard_grad_op|fsdp_no_shard|fsdp|hsdp|gemini|zero[0-3]|[dtpcev]p|sp|etp|offload)\[?(\d{0,6})\]?"
 )
 _NOTE = re.compile(r"\(([^)]*)\)")
 
@@ -68,7 +68,7 @@ def parse_layout(text: str) -> tuple[dict[str, int], str] | None:
     return degrees, notes
 
 
-def strategy(reading: Reading) -> tuple[str, int]:
+def strategy_of(reading: Reading) -> tuple[str, int]:
     """The strategy's name and its ranks."""
     text = reading.row["strategy"]
     if "not stated" in text or not text:

@@ -39,7 +39,7 @@ def score(row: Row) -> Score:
         measured_gib=row.measured,
         estimated_gib=round(size, 4),
         error_pct=None if row.measured is None else round(100 * (size / row.measured - 1), 2),
-        verdict=found.verdict,
+        verdict=found.verdict if said.same_card else "unknown",
         moment=found.peak.moment,
         assumptions=tuple(assumptions),
     )
@@ -66,7 +66,7 @@ def _reading(row: Row, said: Said, found: Estimate) -> float:
     outside = (sum(context) + sum(nccl)) // 2
     # A full card makes the allocator give cached segments back. What ran cannot have needed more than the card;
     # where the estimate does, it shall show, so the replay is run again without an end.
-    capacity = card.usable_bytes - outside if card else None
+    capacity = card.usable_bytes - outside if card and said.same_card else None
     held = replayed(found.plan, found.timeline, said.allocator, capacity=capacity)
     if held.refused:
         held = replayed(found.plan, found.timeline, said.allocator)

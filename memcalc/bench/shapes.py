@@ -9,7 +9,7 @@ from memcalc.bench.reading import Reading
 from memcalc.models import FAMILIES
 from memcalc.spec import Model
 
-__all__ = ["model"]
+__all__ = ["model_of"]
 
 # In order, the first that fits: names of models whose architecture a family has.
 _FAMILY_OF = (
@@ -41,17 +41,18 @@ _LACKING = (
     (r"loss only", "a single operator is no training run"),
 )  # fmt: skip
 _MLP = re.compile(
-    r"MLP input:(\d+)_output:(\d+)_depth:(\d+)_arch:(\w+?)_batch:\d+_act:(\w+)_dropout:[\d.]+_dropout:(\w+)_batchnorm:(\w+)"
+    r"MLP input:(\d{1,9})_output:(\d{1,9})_depth:([1-9]\d{0,3})_arch:(\w+?)_batch:\d+_act:(\w+)_dropout:[\d.]+_dropout:(\w+)_batchnorm:(\w+)"
 )
-_LAYERS = re.compile(r"(\d+) enc \+ (\d+) dec")
+_LAYERS = re.compile(r"(\d{1,4}) enc \+ (\d{1,4}) dec")
 # Korthikanti et al. 2022, equation 2: bytes a layer keeps per token and unit of width, without attention scores.
 _KEPT = 34
 _SMALL = 0.02
+_MOST_LAYERS = 10**4  # as in Plan; counting the weights of more would take minutes
 # 16 B per parameter: weights, gradients and two moments in float32 (Rajbhandari et al. 2020, ZeRO, section 3.1).
 _STATES = 16
 
 
-def model(reading: Reading) -> Model | None:
+def model_of(reading: Reading) -> Model | None:
     """The model of a row, or None after the lack was noted."""
     name = reading.row["model"]
     family = next((family for pattern, family in _FAMILY_OF if re.search(pattern, name, re.IGNORECASE)), "")
@@ -66,6 +67,9 @@ def _tokens(reading: Reading, family: str) -> Model | None:
     numbers = {name: reading.number(name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
     tokens = reading.row.whole("seq_len") or 1
     if not all(numbers.values()):
+        return None
+    if numbers["layers"] > _MOST_LAYERS:
+        reading.lack(f"layers {numbers['layers']} is no number of layers")
         return None
     built = Model(name=reading.row["model"], family=family, context=tokens, tied=family == "gpt2", **numbers)
     stated = reading.row.whole("n_params")
@@ -135,7 +139,7 @@ def _width(size: int, features: int, classes: int, depth: int) -> int | None:
     >>> _width(5329098, 1565, 273, 2)
     1565
     """
-    square, linear, rest = depth - 1, features + classes + depth, size - classes
+    square, linear, rest = depth - 1, features + classes + depth, max(size - classes, 0)
     width = (isqrt(linear * linear + 4 * square * rest) - linear) // (2 * square) if square else rest // linear
     found = [w for w in (width, width + 1) if square * w * w + linear * w == rest and w > 0]
     return found[0] if found else None
