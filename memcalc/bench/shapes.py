@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from math import isqrt
 
@@ -47,6 +48,7 @@ _LAYERS = re.compile(r"(\d{1,4}) enc \+ (\d{1,4}) dec")
 # Korthikanti et al. 2022, equation 2: bytes a layer keeps per token and unit of width, without attention scores.
 _KEPT = 34
 _SMALL = 0.02
+_MOST_POSITIONS = 2**20
 _MOST_LAYERS = 10**4  # as in Plan; counting the weights of more would take minutes
 # 16 B per parameter: weights, gradients and two moments in float32 (Rajbhandari et al. 2020, ZeRO, section 3.1).
 _STATES = 16
@@ -76,6 +78,12 @@ def _tokens(reading: Reading, family: str) -> Model | None:
     if stated is None:
         return built
     counted = sum(weight.numel for weight in FAMILIES[family].weights(built))
+    if family == "gpt2":
+        # The table of positions may be longer than the samples; what is left over says how long.
+        rows = tokens + (stated - counted) // built.hidden
+        if tokens < rows <= _MOST_POSITIONS and not rows & (rows - 1):
+            built = dataclasses.replace(built, context=rows)
+            counted += (rows - tokens) * built.hidden
     if counted - stated == built.vocab * built.hidden and family == "llama":
         reading.lack("model family: Llama with its head tied to the embedding")
     elif counted != stated:
