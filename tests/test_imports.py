@@ -40,6 +40,7 @@ LAYERS = [
         "bench",
         "compare",
         "supervise",
+        "training",
         "failure",
         "launch",
         "validate",
