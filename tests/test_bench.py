@@ -215,7 +215,7 @@ def test_any_text_is_a_layout_or_none(text: str) -> None:
         ({"param_dtype": "fp32", "compute_dtype": "fp32"}, "fp32"),
         ({"param_dtype": "fp32", "compute_dtype": "amp_bf16", "grad_dtype": "fp32"}, "amp-bf16"),
         ({"param_dtype": "fp32", "compute_dtype": "bf16 (autocast)", "optimizer_state_dtype": "fp32"}, "amp-bf16"),
-        ({"param_dtype": "fp32", "compute_dtype": "fp16 (amp)"}, "amp-fp16"),
+        ({"param_dtype": "fp32", "compute_dtype": "fp16 (amp), channels_last"}, "amp-fp16"),
         ({"param_dtype": "bf16", "compute_dtype": "bf16", "reduce_dtype": "bf16"}, "bf16"),
     ],
 )
@@ -228,6 +228,7 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
     [
         ({"compute_dtype": "fp8(linear)+bf16"}, "8-bit and 4-bit matrix products"),
         ({"param_dtype": "nf4 base + bf16"}, "quantised weights"),
+        ({"param_dtype": "int4 (gptq) base"}, "quantised weights"),
         ({"param_dtype": "fp16+fp32 master"}, "16-bit weights with float32 master copies"),
         ({"param_dtype": ""}, "dtypes are not stated"),
         ({"compute_dtype": "bf16 (autocast)"}, "weights in bf16 with compute in bf16 autocast"),
@@ -282,7 +283,6 @@ def test_optimizers() -> None:
         ("torchvision resnet50", "convolutional nets"),
         ("vit_base_patch16_224", "vision transformers"),
         ("Mixtral-8x7B", "Mixture of Experts"),
-        ("Mistral-7B-v0.1 (GPTQ)", "quantised weights"),
         ("Megatron-DeepSpeed GPT 181B", "Megatron's GPT layers"),
         ("Gemma-2-27b", "Gemma's layers (soft caps, its own norm)"),
         ("something new", "none for 'something new'"),

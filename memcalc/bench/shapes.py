@@ -16,14 +16,13 @@ __all__ = ["model_of"]
 _FAMILY_OF = (
     (r"^MLP input:", "mlp"),
     (r"^nn\.Transformer demo", "size"),
-    (r"gptq|moe|mixtral|scout|maverick", ""),
+    (r"moe|mixtral|scout|maverick", ""),
     (r"^(meta-)?(code)?llama([-_ ]?[23](\.\d)?)?[-_ ]|^llama-", "llama"),
     (r"^(tiny-?llama|mistral-7b|vicuna|longchat)", "llama"),
     (r"^gpt-?2\b|^mpt-", "gpt2"),
 )
 # Names of models no family has, by what is missing.
 _LACKING = (
-    (r"gptq", "quantised weights"),
     (r"mixtral|moe|experts", "Mixture of Experts"),
     (r"bert", "BERT-type encoders"),
     (r"\bt5\b|mt0|flan|enc \+", "T5-type encoder-decoders"),

@@ -55,7 +55,7 @@ _ATTENTION = {
 
 def precision_of(reading: Reading, built: Model | None) -> str:
     """The name in PRECISIONS; ``fp32``, after a lack was noted, where there is none."""
-    weights, compute = reading.said("param_dtype"), re.sub(r"[()]", "", reading.said("compute_dtype"))
+    weights, compute = reading.said("param_dtype"), re.sub(r"[()]|, channels_last", "", reading.said("compute_dtype"))
     missing = [reason for pattern, reason in _DTYPE_LACKS if re.search(pattern, f"{weights} {compute}")]
     for reason in missing:
         reading.lack(reason)
