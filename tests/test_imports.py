@@ -37,6 +37,7 @@ LAYERS = [
         "recommend",
         "measurement",
         "meters",
+        "bench",
         "compare",
         "supervise",
         "training",
