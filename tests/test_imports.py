@@ -41,6 +41,7 @@ LAYERS = [
         "compare",
         "supervise",
         "training",
+        "run_folder",
         "failure",
         "launch",
         "validate",
