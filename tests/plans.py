@@ -130,6 +130,10 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         reentrant=bool(checkpoint_every) and draw(st.booleans()),
         attention=draw(st.sampled_from(attentions(device, precision, dropout))) if reads == "tokens" else "auto",
         dropout=dropout,
+        loss_dtype=draw(
+            st.sampled_from(["float32", "logits"] if gathers or not PRECISIONS[precision].autocast else ["float32"])
+        ),
+        keep_logits=draw(st.booleans()),
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),

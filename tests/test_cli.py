@@ -193,7 +193,14 @@ def test_the_group_explains_itself(run: Run, words: list[str]) -> None:
 
 def test_the_help_lists_the_catalogs(run: Run) -> None:
     text = " ".join(run("estimate", "--help").output.split()).replace("- ", "-")
-    for name in ("fsdp-full-shard", "amp-bf16: float32 weights and states", "adamw-8bit", "a100-80gb", "efficient", "markdown"):
+    for name in (
+        "fsdp-full-shard",
+        "amp-bf16: float32 weights and states",
+        "adamw-8bit",
+        "a100-80gb",
+        "efficient",
+        "markdown",
+    ):
         assert name in text
 
 
