@@ -48,6 +48,8 @@ class Model:
     """Elements of one input sample, for models that do not read tokens."""
     classes: int = 0
     """Outputs of a classifier."""
+    types: int = 0
+    """Rows of a token-type table (BERT's segments)."""
     tied: bool = False
     """The output head is the token embedding itself."""
     parameters: int = 0

@@ -5,6 +5,8 @@ Everything drawn is sound: a Plan that exists is checked, so a test that fails h
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import strategies as st
 
 from memcalc.models import FAMILIES, MODELS, Model
@@ -14,7 +16,9 @@ from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
+    "DROPOUT",
     "attentions",
+    "berts",
     "gpt2s",
     "llamas",
     "mlps",
@@ -25,6 +29,9 @@ __all__ = [
     "token_models",
     "worlds",
 ]
+
+# Families whose modules have dropout.
+DROPOUT = ("gpt2", "bert")
 
 
 @st.composite
@@ -52,6 +59,14 @@ def llamas(draw: st.DrawFn, max_layers: int = 3) -> Model:
 
 
 @st.composite
+def berts(draw: st.DrawFn, max_layers: int = 3) -> Model:
+    """BERT models of up to ``max_layers`` blocks."""
+    return dataclasses.replace(
+        draw(gpt2s(max_layers)), name="drawn-bert", family="bert", types=draw(st.integers(1, 3))
+    )
+
+
+@st.composite
 def mlps(draw: st.DrawFn, max_layers: int = 4) -> Model:
     """Layers of equal width."""
     return Model(
@@ -73,12 +88,12 @@ def sizes(draw: st.DrawFn) -> Model:
 
 def token_models() -> st.SearchStrategy[Model]:
     """Models that read tokens."""
-    return st.one_of(gpt2s(), llamas())
+    return st.one_of(gpt2s(), llamas(), berts())
 
 
 def models() -> st.SearchStrategy[Model]:
     """Models of every family."""
-    return st.one_of(gpt2s(), llamas(), mlps(), sizes())
+    return st.one_of(token_models(), mlps(), sizes())
 
 
 def named_models() -> st.SearchStrategy[Model]:
@@ -113,7 +128,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not gathers]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
     precision = draw(st.sampled_from(list(PRECISIONS)))
-    dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family == "gpt2" else 0.0
+    dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     checkpoint_every = draw(st.integers(0, 3))
     return Plan(
         model=chosen,

@@ -13,7 +13,7 @@ from memcalc.ledger import ledger, skeleton
 from memcalc.models import FAMILIES, Model
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
-from tests.plans import gpt2s, llamas, mlps, plans, token_models
+from tests.plans import mlps, plans, token_models
 
 settings.register_profile("laws", deadline=None, max_examples=60)
 settings.load_profile("laws")
@@ -126,7 +126,7 @@ def test_kept_activations_are_linear_in_tokens_with_fused_attention(plan: Plan) 
     assert three - two == two - one
 
 
-@given(plans(model=st.one_of(gpt2s(), llamas(), mlps())))
+@given(plans(model=st.one_of(token_models(), mlps())))
 def test_more_of_anything_never_needs_less(plan: Plan) -> None:
     base = ledger(plan).peak().bytes
     model = plan.model
@@ -146,7 +146,7 @@ def wider_model(model: Model) -> Model:
     return dataclasses.replace(model, hidden=model.hidden + width, **extra)
 
 
-@given(plans(model=st.one_of(gpt2s(), llamas(), mlps())))
+@given(plans(model=st.one_of(token_models(), mlps())))
 def test_checkpointing_never_keeps_more_activations(plan: Plan) -> None:
     plain = replaced(plan, checkpoint_every=0, reentrant=False, device="cpu", attention="auto")
     for every in (1, 2):

@@ -25,8 +25,10 @@ PUBLISHED = {
     "tinyllama-1.1b": 1_100_048_384,
     "mistral-7b": 7_241_732_096,
     "codellama-34b": 33_743_970_304,
+    "bert-base": 109_514_298,  # BertForMaskedLM; without the head and with a pooler it is 109,482,240
+    "bert-large": 335_174_458,
 }
-OURS = {"gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
+OURS = {"bert-tiny", "gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
 
 
 def parameters(name: str) -> int:

@@ -23,6 +23,7 @@ __all__ = ["Samples", "load", "split"]
 
 _DEFAULT_BYTES = 4 * 2**20
 _PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
+_IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
 _EVALUATED = 128  # samples at most; enough for a stable mean, few enough to be quick
 
 Pair = tuple[NDArray[np.generic], NDArray[np.int64]]
@@ -163,9 +164,26 @@ def _windows(plan: Plan, tokens: NDArray[np.generic], source: str) -> Samples:
 
     def take(indices: NDArray[np.int64]) -> Pair:
         places = indices[:, None] * length + offsets
+        if plan.family.objective == "masked":
+            return _masked(tokens[places].astype(np.int64), indices, vocab - 1)
         return tokens[places].astype(np.int64), tokens[places + 1].astype(np.int64)
 
     return Samples(count=count, take=take, source=source)
+
+
+def _masked(tokens: NDArray[np.int64], indices: NDArray[np.int64], mask: int) -> Pair:
+    """Hide 15 % of each sample (Devlin et al. 2019, section 3.1) behind the vocabulary's last token.
+
+    Always the same tokens of a sample and equally many of each, so that a mean over samples does not depend on how
+    they are spread over ranks.
+    """
+    inputs, targets = tokens.copy(), np.full_like(tokens, _IGNORED)
+    hidden = max(round(0.15 * tokens.shape[1]), 1)
+    for row, index in enumerate(indices):
+        places = np.random.default_rng(int(index)).choice(tokens.shape[1], hidden, replace=False)
+        targets[row, places] = tokens[row, places]
+        inputs[row, places] = mask
+    return inputs, targets
 
 
 # -- features --------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.catalog import Catalog
+from memcalc.models.bert import BERT
 from memcalc.models.family import Block, Family
 from memcalc.models.gpt2 import GPT2
 from memcalc.models.llama import LLAMA
@@ -13,4 +14,4 @@ from memcalc.spec import HEAD, ROOT, Model, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
 
-FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, SIZE])
+FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, SIZE])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
-from memcalc.models.family import Block, Family
+from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
@@ -43,6 +43,11 @@ def weights(model: Model) -> list[Weight]:
             found.append(Weight(f"{block}.{name}.weight", shape, block))
             found.append(Weight(f"{block}.{name}.bias", shape[:1], block))
     return [*found, Weight("ln_f.weight", (h,), HEAD), Weight("ln_f.bias", (h,), HEAD)]
+
+
+def rows(model: Model, tokens: int, weight: Weight) -> float:
+    """Positions are looked up; the token table is, too, but it is the head as well."""
+    return 0 if weight.name == "wpe.weight" else every_token(model, tokens, weight)
 
 
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
@@ -81,6 +86,7 @@ GPT2 = Family(
     check=check,
     buffers=causal_mask,
     weights=weights,
+    rows=rows,
     enter=enter,
     blocks=blocks,
     leave=leave,

@@ -22,6 +22,13 @@ def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: 
     )  # fmt: skip
 
 
+def _bert(name: str, layers: int, hidden: int, heads: int, vocab: int = 30522, context: int = 512) -> Model:
+    return Model(
+        name=name, family="bert", layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
+        ffn=4 * hidden, vocab=vocab, context=context, types=2, tied=True,
+    )  # fmt: skip
+
+
 def _mlp(name: str, layers: int, width: int, classes: int) -> Model:
     return Model(name=name, family="mlp", layers=layers, hidden=width, features=width, classes=classes)
 
@@ -51,10 +58,14 @@ MODELS: Catalog[Model] = Catalog(
         _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048),
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),
         _llama("codellama-34b", 48, 8192, 64, 8, 22016, 32000, 16384),
+        # Devlin et al. 2019, section 3; config.json of the published checkpoints (BertForMaskedLM).
+        _bert("bert-base", 12, 768, 12),
+        _bert("bert-large", 24, 1024, 16),
         # Small ones that train on two CPU cores. 256 is the number of bytes, so they read plain text.
         _gpt2("gpt2-small-text", 6, 256, 8, vocab=256, context=256),
         _gpt2("gpt2-tiny", 2, 64, 4, vocab=256, context=128),
         _llama("llama-tiny", 2, 64, 4, 2, 192, 256, 128),
+        _bert("bert-tiny", 2, 64, 4, vocab=257, context=128),
         _mlp("mlp", 5, 1024, 10),
         _mlp("mlp-tiny", 4, 256, 10),
     ],

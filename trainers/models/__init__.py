@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 from memcalc.errors import PlanError
 from memcalc.plan import Plan
+from trainers.models.bert import BERT
 from trainers.models.gpt2 import GPT2
 from trainers.models.layers import cross_entropy
 from trainers.models.llama import Llama
@@ -20,8 +21,8 @@ from trainers.models.mlp import MLP
 
 __all__ = ["build", "criterion", "dtype_of", "initialise", "materialise", "units"]
 
-_MODULES: dict[str, Callable[[Plan], nn.Module]] = {"gpt2": GPT2, "llama": Llama, "mlp": MLP}
-_BLOCKS = {"gpt2": "h", "llama": "layers", "mlp": "layers"}
+_MODULES: dict[str, Callable[[Plan], nn.Module]] = {"bert": BERT, "gpt2": GPT2, "llama": Llama, "mlp": MLP}
+_BLOCKS = {"bert": "layer", "gpt2": "h", "llama": "layers", "mlp": "layers"}
 _RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight")
 
 
