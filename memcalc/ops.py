@@ -33,7 +33,8 @@ def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
         return [t.allocate(f"{name} gradient", shape, back, "temporary")]
 
     node = t.node([edge(x)], backward)
-    return t.output(f"{name} as {dtype}", shape, dtype, node)
+    y = t.output(f"{name} as {dtype}", shape, dtype, node)
+    return y if x.node is not None else Tensor(y.storage, shape, dtype, None)
 
 
 def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:

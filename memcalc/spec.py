@@ -44,6 +44,12 @@ class Model:
     vocab: int = 0
     context: int = 0
     """Longest sequence the model can take (rows of a position table)."""
+    image: int = 0
+    """Height and width of an input image in pixels; ``features`` are all its values."""
+    channels: int = 0
+    """Colours of an input image."""
+    patch: int = 0
+    """Height and width of the patches an image is cut into."""
     features: int = 0
     """Elements of one input sample, for models that do not read tokens."""
     classes: int = 0

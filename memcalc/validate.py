@@ -27,7 +27,7 @@ TOLERANCE = 1.0
 LOSS_DIGITS = 4
 """fp32 losses of one model agree to so many decimals, whatever the strategy."""
 
-GLOBAL_BATCH = {"tokens": 8, "features": 256}
+GLOBAL_BATCH = {"tokens": 8, "features": 256, "images": 32}
 """Samples per step by what a model reads; enough that activations weigh as much as model states."""
 MODEL_NAMES = ("mlp-tiny", "gpt2-tiny", "llama-tiny")
 STRATEGY_NAMES = ("single", "ddp", "fsdp-full-shard", "fsdp-shard-grad-op", "zero-1")

@@ -235,6 +235,8 @@ def _images(plan: Plan, data: Path) -> Samples:
         )
     if len(images) < 2:
         raise InputError(f"{data} has {len(images)} images; at least 2 are needed")
+    if plan.family.reads == "images" and images.ndim == 4 and images.shape[-1] == plan.model.channels:
+        images = np.moveaxis(images, -1, 1)  # files keep colours last, convolutions want them first
     flat = images.reshape(len(images), -1)
     if flat.shape[1] != features:
         shape = "x".join(map(str, images.shape[1:]))

@@ -10,8 +10,9 @@ from memcalc.models.llama import LLAMA
 from memcalc.models.mlp import MLP
 from memcalc.models.named import MODELS
 from memcalc.models.size import SIZE
+from memcalc.models.vit import VIT
 from memcalc.spec import HEAD, ROOT, Model, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
 
-FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, SIZE])
+FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, VIT, SIZE])

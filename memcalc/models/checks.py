@@ -10,7 +10,7 @@ from memcalc.spec import Model
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["causal_mask", "heads_divide", "no_attention", "no_dropout", "positive", "reads_tokens"]
+__all__ = ["causal_mask", "heads_divide", "no_attention", "no_dropout", "positive", "reads_images", "reads_tokens"]
 
 
 def positive(model: Model, *fields: str) -> None:
@@ -35,6 +35,18 @@ def reads_tokens(model: Model, plan: Plan) -> None:
         raise PlanError(f"tokens {plan.tokens}: {model.name} reads tokens; give the sequence length")
     if plan.tokens > model.context:
         raise PlanError(f"{plan.tokens} tokens are more than the {model.context} positions of {model.name}")
+
+
+def reads_images(model: Model, plan: Plan) -> None:
+    """An image model needs square images of its size, and at least one."""
+    if plan.micro_batch < 1:
+        raise PlanError(f"micro batch {plan.micro_batch} must be at least 1")
+    if plan.tokens:
+        raise PlanError(f"tokens {plan.tokens}: {model.name} reads images, not tokens")
+    if model.features != model.channels * model.image**2:
+        raise PlanError(
+            f"model {model.name}: {model.features} features are not {model.channels} x {model.image} x {model.image}"
+        )
 
 
 def causal_mask(plan: Plan) -> list[tuple[str, tuple[int, ...], str]]:

@@ -29,6 +29,15 @@ def _bert(name: str, layers: int, hidden: int, heads: int, vocab: int = 30522, c
     )  # fmt: skip
 
 
+def _vit(
+    name: str, layers: int, hidden: int, heads: int, patch: int, image: int = 224, channels: int = 3, classes: int = 1000
+) -> Model:
+    return Model(
+        name=name, family="vit", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden,
+        image=image, channels=channels, patch=patch, features=channels * image**2, classes=classes,
+    )  # fmt: skip
+
+
 def _mlp(name: str, layers: int, width: int, classes: int) -> Model:
     return Model(name=name, family="mlp", layers=layers, hidden=width, features=width, classes=classes)
 
@@ -61,11 +70,18 @@ MODELS: Catalog[Model] = Catalog(
         # Devlin et al. 2019, section 3; config.json of the published checkpoints (BertForMaskedLM).
         _bert("bert-base", 12, 768, 12),
         _bert("bert-large", 24, 1024, 16),
+        # Dosovitskiy et al. 2021, table 1, and Touvron et al. 2021 (DeiT), table 1, for the two small ones; 1000 classes.
+        _vit("vit-tiny-16", 12, 192, 3, 16),
+        _vit("vit-small-16", 12, 384, 6, 16),
+        _vit("vit-base-16", 12, 768, 12, 16),
+        _vit("vit-large-16", 24, 1024, 16, 16),
+        _vit("vit-huge-14", 32, 1280, 16, 14),
         # Small ones that train on two CPU cores. 256 is the number of bytes, so they read plain text.
         _gpt2("gpt2-small-text", 6, 256, 8, vocab=256, context=256),
         _gpt2("gpt2-tiny", 2, 64, 4, vocab=256, context=128),
         _llama("llama-tiny", 2, 64, 4, 2, 192, 256, 128),
         _bert("bert-tiny", 2, 64, 4, vocab=257, context=128),
+        _vit("vit-tiny", 2, 64, 4, 8, image=32, classes=10),
         _mlp("mlp", 5, 1024, 10),
         _mlp("mlp-tiny", 4, 256, 10),
     ],
