@@ -8,8 +8,13 @@ from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 __all__ = ["conv2d"]
 
 
-def conv2d(t: Tape, x: Tensor, name: str, *, stride: int = 1, padding: int = 0) -> Tensor:
-    """``F.conv2d`` with a square kernel: saves its input and, under autocast, the 16-bit copy of the weight."""
+def conv2d(
+    t: Tape, x: Tensor, name: str, *, stride: int = 1, padding: int = 0, transposed_after: bool = False
+) -> Tensor:
+    """``F.conv2d`` with a square kernel: saves its input and, under autocast, the 16-bit copy of the weight.
+
+    Where the output is ``transposed_after``, its gradient comes transposed and is copied before use.
+    """
     w, bias = t.weights[f"{name}.weight"], t.weights.get(f"{name}.bias")
     if t.autocast:
         x = cast(t, x, t.compute_dtype, f"{name} input")
@@ -19,6 +24,8 @@ def conv2d(t: Tape, x: Tensor, name: str, *, stride: int = 1, padding: int = 0) 
     low = t.compute_dtype if t.autocast else t.weight_dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        if transposed_after:
+            grads[0] = t.copy_of(grads[0], f"{name} output gradient", "temporary")  # type: ignore[arg-type]
         results: list[Gradient] = [
             t.allocate(f"{name} input gradient", shape, dtype, "temporary") if wants_input else None
         ]

@@ -87,11 +87,11 @@ class _Work:
 
 # The product that ends a block. A block of the MLP ends with a ReLU and one of BERT with a LayerNorm, whose saved
 # tensors need it to be run again.
-_LAST = {"gpt2": ".mlp.c_proj.weight", "llama": ".mlp.down_proj.weight"}
+_LAST = {"gpt2": ".mlp.c_proj.weight", "llama": ".mlp.down_proj.weight", "vit": ".mlp.fc2.weight"}
 
 # Operations a block starts in forward, counted in trainers/models; backward starts about twice as many. A layer of
 # a model known by its size is taken for a GPT block.
-_OPERATIONS = {"bert": 16, "gpt2": 14, "llama": 25, "mlp": 2, "size": 14}
+_OPERATIONS = {"bert": 16, "gpt2": 14, "llama": 25, "mlp": 2, "size": 14, "vit": 14}
 
 
 @lru_cache(maxsize=64)

@@ -25,13 +25,15 @@ __all__ = [
     "models",
     "named_models",
     "plans",
+    "shaped_models",
     "sizes",
     "token_models",
+    "vits",
     "worlds",
 ]
 
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "bert")
+DROPOUT = ("gpt2", "bert", "vit")
 
 
 @st.composite
@@ -61,9 +63,19 @@ def llamas(draw: st.DrawFn, max_layers: int = 3) -> Model:
 @st.composite
 def berts(draw: st.DrawFn, max_layers: int = 3) -> Model:
     """BERT models of up to ``max_layers`` blocks."""
-    return dataclasses.replace(
-        draw(gpt2s(max_layers)), name="drawn-bert", family="bert", types=draw(st.integers(1, 3))
-    )
+    return dataclasses.replace(draw(gpt2s(max_layers)), name="drawn-bert", family="bert", types=draw(st.integers(1, 3)))
+
+
+@st.composite
+def vits(draw: st.DrawFn, max_layers: int = 3) -> Model:
+    """Vision Transformers of up to ``max_layers`` blocks and 17 places."""
+    heads, patch, channels = draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    image = patch * draw(st.integers(1, 4))
+    return Model(
+        name="drawn-vit", family="vit", layers=draw(st.integers(1, max_layers)), hidden=heads * draw(st.integers(2, 24)),
+        heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)), image=image, channels=channels, patch=patch,
+        features=channels * image**2, classes=draw(st.integers(1, 20)),
+    )  # fmt: skip
 
 
 @st.composite
@@ -91,9 +103,14 @@ def token_models() -> st.SearchStrategy[Model]:
     return st.one_of(gpt2s(), llamas(), berts())
 
 
+def shaped_models() -> st.SearchStrategy[Model]:
+    """Models whose every tensor is known."""
+    return st.one_of(token_models(), vits(), mlps())
+
+
 def models() -> st.SearchStrategy[Model]:
     """Models of every family."""
-    return st.one_of(token_models(), mlps(), sizes())
+    return st.one_of(shaped_models(), sizes())
 
 
 def named_models() -> st.SearchStrategy[Model]:
@@ -143,7 +160,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         tokens=draw(st.integers(1, chosen.context)) if reads == "tokens" else 0,
         checkpoint_every=checkpoint_every,
         reentrant=bool(checkpoint_every) and draw(st.booleans()),
-        attention=draw(st.sampled_from(attentions(device, precision, dropout))) if reads == "tokens" else "auto",
+        attention=draw(st.sampled_from(attentions(device, precision, dropout))) if chosen.heads else "auto",
         dropout=dropout,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),

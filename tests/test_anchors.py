@@ -206,3 +206,13 @@ def test_bert_saves_what_transformers_bert_saves(precision: str) -> None:
     plan = Plan(model=model, tokens=512, micro_batch=4, dropout=0.1, precision=precision)
     saved = ledger(plan).at_moment("backward", "activations") + loss_bytes * 4 * 512 * model.vocab
     assert saved / MIB == pytest.approx(mib, abs=0.1)
+
+
+@pytest.mark.parametrize(("precision", "mib"), [("bf16", 451.3), ("amp-bf16", 671.3)])
+def test_vit_base_saves_what_torchvisions_saves(precision: str, mib: float) -> None:
+    """torchvision's vit_b_16 at batch 8, without dropout: MiB of distinct storages saved for backward, images included
+    (under autocast in 16 bit, as the convolution keeps them)."""
+    model = MODELS["vit-base-16"]
+    plan = Plan(model=model, micro_batch=8, precision=precision)
+    images = 8 * model.features * 2 if precision == "bf16" else 0
+    assert (ledger(plan).at_moment("backward", "activations") + images) / MIB == pytest.approx(mib, abs=0.1)

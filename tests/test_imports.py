@@ -20,7 +20,7 @@ LAYERS = [
     ["machine"],
     ["recorder"],
     ["tape"],
-    ["ops", "norms", "positions", "attention"],
+    ["ops", "norms", "positions", "attention", "convolution"],
     ["models"],
     ["optimizers", "strategies"],
     ["plan"],

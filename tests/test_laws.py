@@ -13,7 +13,7 @@ from memcalc.ledger import ledger, skeleton
 from memcalc.models import FAMILIES, Model
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
-from tests.plans import mlps, plans, token_models
+from tests.plans import plans, shaped_models, token_models
 
 settings.register_profile("laws", deadline=None, max_examples=60)
 settings.load_profile("laws")
@@ -111,7 +111,7 @@ def test_dividing_more_never_holds_more(plan: Plan) -> None:
     assert sharded[0] == sharded[1] <= held[0]
 
 
-@given(plans(model=st.one_of(token_models(), mlps())))
+@given(plans(model=shaped_models()))
 def test_kept_activations_are_linear_in_the_micro_batch(plan: Plan) -> None:
     plan = replaced(plan, device="cpu", attention="auto", optimizer="sgd", optimizer_kind="foreach")
     one, two, three = (kept_activations(ledger(replaced(plan, micro_batch=b))) for b in (1, 2, 3))
@@ -126,7 +126,7 @@ def test_kept_activations_are_linear_in_tokens_with_fused_attention(plan: Plan) 
     assert three - two == two - one
 
 
-@given(plans(model=st.one_of(token_models(), mlps())))
+@given(plans(model=shaped_models()))
 def test_more_of_anything_never_needs_less(plan: Plan) -> None:
     base = ledger(plan).peak().bytes
     model = plan.model
@@ -146,7 +146,7 @@ def wider_model(model: Model) -> Model:
     return dataclasses.replace(model, hidden=model.hidden + width, **extra)
 
 
-@given(plans(model=st.one_of(token_models(), mlps())))
+@given(plans(model=shaped_models()))
 def test_checkpointing_never_keeps_more_activations(plan: Plan) -> None:
     plain = replaced(plan, checkpoint_every=0, reentrant=False, device="cpu", attention="auto")
     for every in (1, 2):

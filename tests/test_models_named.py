@@ -27,8 +27,13 @@ PUBLISHED = {
     "codellama-34b": 33_743_970_304,
     "bert-base": 109_514_298,  # BertForMaskedLM; without the head and with a pooler it is 109,482,240
     "bert-large": 335_174_458,
+    "vit-tiny-16": 5_717_416,
+    "vit-small-16": 22_050_664,
+    "vit-base-16": 86_567_656,
+    "vit-large-16": 304_326_632,
+    "vit-huge-14": 632_045_800,
 }
-OURS = {"bert-tiny", "gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
+OURS = {"vit-tiny", "bert-tiny", "gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
 
 
 def parameters(name: str) -> int:

@@ -56,8 +56,10 @@ def _pair(name: str, shape: tuple[int, ...], group: str = "root") -> list[Weight
 
 def rows(model: Model, tokens: int, weight: Weight) -> float:
     """Positions and types are looked up; the word table is, too, but it is the head as well."""
-    return 0 if weight.name.endswith(("position_embeddings.weight", "type_embeddings.weight")) else every_token(
-        model, tokens, weight
+    return (
+        0
+        if weight.name.endswith(("position_embeddings.weight", "type_embeddings.weight"))
+        else every_token(model, tokens, weight)
     )
 
 

@@ -30,7 +30,14 @@ def _bert(name: str, layers: int, hidden: int, heads: int, vocab: int = 30522, c
 
 
 def _vit(
-    name: str, layers: int, hidden: int, heads: int, patch: int, image: int = 224, channels: int = 3, classes: int = 1000
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    patch: int,
+    image: int = 224,
+    channels: int = 3,
+    classes: int = 1000,
 ) -> Model:
     return Model(
         name=name, family="vit", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden,

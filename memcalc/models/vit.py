@@ -74,7 +74,7 @@ def pairs(model: Model, tokens: int) -> tuple[int, int]:
 def enter(t: Tape, plan: Plan, images: Tensor) -> Tensor:
     model = plan.model
     pixels = Tensor(images.storage, (model.channels, model.image, model.image), images.dtype, None)
-    x = conv2d(t, pixels, "patch_embed", stride=model.patch)
+    x = conv2d(t, pixels, "patch_embed", stride=model.patch, transposed_after=True)
     x = with_class_token(t, x, "cls_token", (places(model), model.hidden))
     x = with_positions(t, x, "pos_embed")
     return ops.dropout(t, x, "embedding dropout", plan.dropout)
