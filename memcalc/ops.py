@@ -37,10 +37,11 @@ def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
     return y if x.node is not None else Tensor(y.storage, shape, dtype, None)
 
 
-def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:
+def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False) -> Tensor:
     """``F.linear``: saves its input (for the weight) and, under autocast, the 16-bit copy of the weight.
 
-    With a bias it is one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first.
+    With a bias it is one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first. Rows that
+    are ``flat``, of all samples together, need no view.
     """
     w = t.weights[weight or f"{name}.weight"]
     bias = t.weights.get(f"{name}.bias")
@@ -58,7 +59,7 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:
         else:
             parts.append((f"{bias.name} gradient", bias.shape, low, "gradients", False))
         results = [part and t.allocate(*part[:4], batched=part[4]) for part in parts]
-        if wants_input and len(shape) > 1:  # computed on flattened rows
+        if wants_input and len(shape) > 1 and not flat:  # computed on flattened rows
             gradient = results[edges.index(source)]
             assert gradient is not None
             gradient.view = True

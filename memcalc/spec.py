@@ -41,6 +41,11 @@ class Model:
     """Key/value heads; fewer than ``heads`` means grouped-query attention."""
     ffn: int = 0
     """Width inside the MLP of a block."""
+    experts: int = 0
+    """MLPs of a block of which each token takes ``top_k``, in a mixture of experts; ``ffn`` is the width inside one."""
+    top_k: int = 0
+    shared_ffn: int = 0
+    """Width inside an MLP that every token takes besides; 0 where there is none."""
     vocab: int = 0
     context: int = 0
     """Longest sequence the model can take (rows of a position table)."""

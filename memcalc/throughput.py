@@ -90,8 +90,8 @@ class _Work:
 _LAST = {"gpt2": ".mlp.c_proj.weight", "llama": ".mlp.down_proj.weight", "vit": ".mlp.fc2.weight"}
 
 # Operations a block starts in forward, counted in trainers/models; backward starts about twice as many. A layer of
-# a model known by its size is taken for a GPT block.
-_OPERATIONS = {"bert": 16, "gpt2": 14, "llama": 25, "mlp": 2, "size": 14, "vit": 14}
+# a model known by its size is taken for a GPT block. Each expert of a mixture starts six more.
+_OPERATIONS = {"bert": 16, "gpt2": 14, "llama": 25, "mlp": 2, "moe": 45, "size": 14, "vit": 14}
 
 
 @lru_cache(maxsize=64)
@@ -211,7 +211,7 @@ def _forward_flops(plan: Plan, work: _Work) -> tuple[float, float]:
 def _host(plan: Plan, work: _Work) -> float:
     """Seconds Python needs to start the operations of one micro batch."""
     passes = 3 + (1 if plan.checkpoint_every else 0)
-    operations = passes * work.layers * _OPERATIONS.get(plan.model.family, 1)
+    operations = passes * work.layers * (_OPERATIONS.get(plan.model.family, 1) + 6 * plan.model.experts)
     return operations * _value("launch-seconds")
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "llamas",
     "mlps",
     "models",
+    "moes",
     "named_models",
     "plans",
     "shaped_models",
@@ -67,6 +68,16 @@ def berts(draw: st.DrawFn, max_layers: int = 3) -> Model:
 
 
 @st.composite
+def moes(draw: st.DrawFn, max_layers: int = 2) -> Model:
+    """Llama with a mixture of up to five experts, and a shared one or none."""
+    experts = draw(st.integers(1, 5))
+    return dataclasses.replace(
+        draw(llamas(max_layers)), name="drawn-moe", family="moe", experts=experts, top_k=draw(st.integers(1, experts)),
+        shared_ffn=draw(st.sampled_from([0, 7, 64])),
+    )  # fmt: skip
+
+
+@st.composite
 def vits(draw: st.DrawFn, max_layers: int = 3) -> Model:
     """Vision Transformers of up to ``max_layers`` blocks and 17 places."""
     heads, patch, channels = draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 4)), draw(st.integers(1, 3))
@@ -100,7 +111,7 @@ def sizes(draw: st.DrawFn) -> Model:
 
 def token_models() -> st.SearchStrategy[Model]:
     """Models that read tokens."""
-    return st.one_of(gpt2s(), llamas(), berts())
+    return st.one_of(gpt2s(), llamas(), berts(), moes())
 
 
 def shaped_models() -> st.SearchStrategy[Model]:

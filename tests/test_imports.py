@@ -20,7 +20,7 @@ LAYERS = [
     ["machine"],
     ["recorder"],
     ["tape"],
-    ["ops", "norms", "positions", "attention", "convolution"],
+    ["ops", "norms", "positions", "attention", "convolution", "experts"],
     ["models"],
     ["optimizers", "strategies"],
     ["plan"],

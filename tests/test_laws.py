@@ -142,7 +142,7 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
 def wider_model(model: Model) -> Model:
     step = model.heads or 1
     extra = {"features": model.features + 1} if model.family == "mlp" else {"ffn": model.ffn + 1}
-    width = 2 * step if model.family == "llama" else step
+    width = 2 * step if model.family in ("llama", "moe") else step
     return dataclasses.replace(model, hidden=model.hidden + width, **extra)
 
 

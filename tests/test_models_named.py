@@ -25,6 +25,8 @@ PUBLISHED = {
     "tinyllama-1.1b": 1_100_048_384,
     "mistral-7b": 7_241_732_096,
     "codellama-34b": 33_743_970_304,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
     "bert-base": 109_514_298,  # BertForMaskedLM; without the head and with a pooler it is 109,482,240
     "bert-large": 335_174_458,
     "vit-tiny-16": 5_717_416,
@@ -33,7 +35,7 @@ PUBLISHED = {
     "vit-large-16": 304_326_632,
     "vit-huge-14": 632_045_800,
 }
-OURS = {"vit-tiny", "bert-tiny", "gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
+OURS = {"moe-tiny", "vit-tiny", "bert-tiny", "gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
 
 
 def parameters(name: str) -> int:

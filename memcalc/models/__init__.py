@@ -8,6 +8,7 @@ from memcalc.models.family import Block, Family
 from memcalc.models.gpt2 import GPT2
 from memcalc.models.llama import LLAMA
 from memcalc.models.mlp import MLP
+from memcalc.models.moe import MOE
 from memcalc.models.named import MODELS
 from memcalc.models.size import SIZE
 from memcalc.models.vit import VIT
@@ -15,4 +16,4 @@ from memcalc.spec import HEAD, ROOT, Model, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
 
-FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, VIT, SIZE])
+FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, VIT, MOE, SIZE])

@@ -51,6 +51,8 @@ class Family:
     """Rows of one sample that a weight multiplies in forward, by tokens; 0 for what is looked up or added."""
     pairs: Callable[[Model, int], tuple[int, int]] = causal_pairs
     """Query-key pairs of one sample over all layers, by tokens: under a causal mask, and without one."""
+    assumption: str = ""
+    """What the family takes for granted, in a sentence."""
     check: Callable[[Model, Plan], None]
     """Raises PlanError when the numbers do not fit together."""
     weights: Callable[[Model], list[Weight]]

@@ -22,6 +22,25 @@ def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: 
     )  # fmt: skip
 
 
+def _moe(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    context: int,
+    experts: int,
+    top_k: int,
+    shared_ffn: int = 0,
+) -> Model:
+    return Model(
+        name=name, family="moe", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab,
+        context=context, experts=experts, top_k=top_k, shared_ffn=shared_ffn,
+    )  # fmt: skip
+
+
 def _bert(name: str, layers: int, hidden: int, heads: int, vocab: int = 30522, context: int = 512) -> Model:
     return Model(
         name=name, family="bert", layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
@@ -74,6 +93,9 @@ MODELS: Catalog[Model] = Catalog(
         _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048),
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),
         _llama("codellama-34b", 48, 8192, 64, 8, 22016, 32000, 16384),
+        # Jiang et al. 2024 (Mixtral), table 1; config.json of the published checkpoints.
+        _moe("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, experts=8, top_k=2),
+        _moe("mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000, 65536, experts=8, top_k=2),
         # Devlin et al. 2019, section 3; config.json of the published checkpoints (BertForMaskedLM).
         _bert("bert-base", 12, 768, 12),
         _bert("bert-large", 24, 1024, 16),
@@ -89,6 +111,7 @@ MODELS: Catalog[Model] = Catalog(
         _llama("llama-tiny", 2, 64, 4, 2, 192, 256, 128),
         _bert("bert-tiny", 2, 64, 4, vocab=257, context=128),
         _vit("vit-tiny", 2, 64, 4, 8, image=32, classes=10),
+        _moe("moe-tiny", 2, 64, 4, 2, 96, 256, 128, experts=4, top_k=2),
         _mlp("mlp", 5, 1024, 10),
         _mlp("mlp-tiny", 4, 256, 10),
     ],

@@ -18,12 +18,20 @@ from trainers.models.gpt2 import GPT2
 from trainers.models.layers import cross_entropy
 from trainers.models.llama import Llama
 from trainers.models.mlp import MLP
+from trainers.models.moe import MoE
 from trainers.models.vit import ViT
 
 __all__ = ["build", "criterion", "dtype_of", "initialise", "materialise", "units"]
 
-_MODULES: dict[str, Callable[[Plan], nn.Module]] = {"bert": BERT, "gpt2": GPT2, "llama": Llama, "mlp": MLP, "vit": ViT}
-_BLOCKS = {"bert": "layer", "gpt2": "h", "llama": "layers", "mlp": "layers", "vit": "blocks"}
+_MODULES: dict[str, Callable[[Plan], nn.Module]] = {
+    "bert": BERT,
+    "gpt2": GPT2,
+    "llama": Llama,
+    "mlp": MLP,
+    "moe": MoE,
+    "vit": ViT,
+}
+_BLOCKS = {"bert": "layer", "gpt2": "h", "llama": "layers", "mlp": "layers", "moe": "layers", "vit": "blocks"}
 _RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "attn.proj.weight", "fc2.weight")
 
 
