@@ -231,6 +231,7 @@ def _build(cls: type, fields: Any, source: str) -> Any:
     for name, kind in typing.get_type_hints(cls).items():
         if name in fields and not _is_a(fields[name], kind):
             raise FileError(f"{source}: {name} is {shorten(fields[name])}, which is not {_kind_name(kind)}")
+    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     try:
         return cls(**fields)
     except TypeError as error:
@@ -240,6 +241,8 @@ def _build(cls: type, fields: Any, source: str) -> Any:
 def _is_a(value: Any, kind: Any) -> bool:
     if isinstance(kind, types.UnionType):
         return any(_is_a(value, option) for option in typing.get_args(kind))
+    if typing.get_origin(kind) is tuple:  # JSON has lists
+        return isinstance(value, list | tuple) and all(_is_a(item, typing.get_args(kind)[0]) for item in value)
     if kind is float:
         return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if kind is int:
@@ -249,4 +252,6 @@ def _is_a(value: Any, kind: Any) -> bool:
 
 def _kind_name(kind: Any) -> str:
     names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+    if typing.get_origin(kind) is tuple:
+        return "a list of whole numbers"
     return names.get(kind, str(kind).replace("|", "or"))

@@ -55,6 +55,10 @@ class Model:
     """Colours of an input image."""
     patch: int = 0
     """Height and width of the patches an image is cut into."""
+    stages: tuple[int, ...] = ()
+    """Blocks of each stage of a convolutional network, which halves height and width and doubles channels."""
+    bottleneck: bool = False
+    """Blocks of three convolutions, the middle one narrower."""
     features: int = 0
     """Elements of one input sample, for models that do not read tokens."""
     classes: int = 0

@@ -26,6 +26,7 @@ __all__ = [
     "moes",
     "named_models",
     "plans",
+    "resnets",
     "shaped_models",
     "sizes",
     "token_models",
@@ -90,6 +91,17 @@ def vits(draw: st.DrawFn, max_layers: int = 3) -> Model:
 
 
 @st.composite
+def resnets(draw: st.DrawFn) -> Model:
+    """ResNets of up to three stages, basic or bottleneck."""
+    image = draw(st.sampled_from([1, 8, 15]))
+    return Model(
+        name="drawn-resnet", family="resnet", stages=tuple(draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))),
+        bottleneck=draw(st.booleans()), hidden=draw(st.integers(1, 12)), image=image, channels=3, features=3 * image**2,
+        classes=draw(st.integers(1, 20)),
+    )  # fmt: skip
+
+
+@st.composite
 def mlps(draw: st.DrawFn, max_layers: int = 4) -> Model:
     """Layers of equal width."""
     return Model(
@@ -116,7 +128,7 @@ def token_models() -> st.SearchStrategy[Model]:
 
 def shaped_models() -> st.SearchStrategy[Model]:
     """Models whose every tensor is known."""
-    return st.one_of(token_models(), vits(), mlps())
+    return st.one_of(token_models(), vits(), resnets(), mlps())
 
 
 def models() -> st.SearchStrategy[Model]:

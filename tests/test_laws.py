@@ -131,7 +131,7 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
     base = ledger(plan).peak().bytes
     model = plan.model
     assert ledger(replaced(plan, micro_batch=plan.micro_batch + 1)).peak().bytes >= base
-    deeper = dataclasses.replace(model, layers=model.layers + max(plan.checkpoint_every, 1))
+    deeper = deeper_model(model, max(plan.checkpoint_every, 1))
     assert ledger(replaced(plan, model=deeper)).peak().bytes >= base
     wider = wider_model(model)
     assert ledger(replaced(plan, model=wider)).peak().bytes >= base
@@ -139,9 +139,15 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
         assert ledger(replaced(plan, tokens=plan.tokens + 1)).peak().bytes >= base
 
 
+def deeper_model(model: Model, blocks: int) -> Model:
+    if model.stages:
+        return dataclasses.replace(model, stages=(*model.stages[:-1], model.stages[-1] + blocks))
+    return dataclasses.replace(model, layers=model.layers + blocks)
+
+
 def wider_model(model: Model) -> Model:
     step = model.heads or 1
-    extra = {"features": model.features + 1} if model.family == "mlp" else {"ffn": model.ffn + 1}
+    extra = {"features": model.features + 1} if model.family == "mlp" else {"ffn": model.ffn + 1} if model.ffn else {}
     width = 2 * step if model.family in ("llama", "moe") else step
     return dataclasses.replace(model, hidden=model.hidden + width, **extra)
 

@@ -27,6 +27,11 @@ PUBLISHED = {
     "codellama-34b": 33_743_970_304,
     "mixtral-8x7b": 46_702_792_704,
     "mixtral-8x22b": 140_620_634_112,
+    "resnet-18": 11_689_512,
+    "resnet-34": 21_797_672,
+    "resnet-50": 25_557_032,
+    "resnet-101": 44_549_160,
+    "resnet-152": 60_192_808,
     "bert-base": 109_514_298,  # BertForMaskedLM; without the head and with a pooler it is 109,482,240
     "bert-large": 335_174_458,
     "vit-tiny-16": 5_717_416,
@@ -35,7 +40,17 @@ PUBLISHED = {
     "vit-large-16": 304_326_632,
     "vit-huge-14": 632_045_800,
 }
-OURS = {"moe-tiny", "vit-tiny", "bert-tiny", "gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
+OURS = {
+    "resnet-tiny",
+    "moe-tiny",
+    "vit-tiny",
+    "bert-tiny",
+    "gpt2-small-text",
+    "gpt2-tiny",
+    "llama-tiny",
+    "mlp",
+    "mlp-tiny",
+}
 
 
 def parameters(name: str) -> int:

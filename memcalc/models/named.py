@@ -64,6 +64,15 @@ def _vit(
     )  # fmt: skip
 
 
+def _resnet(
+    name: str, stages: tuple[int, ...], *, bottleneck: bool, width: int = 64, image: int = 224, classes: int = 1000
+) -> Model:
+    return Model(
+        name=name, family="resnet", stages=stages, bottleneck=bottleneck, hidden=width, image=image, channels=3,
+        features=3 * image**2, classes=classes,
+    )  # fmt: skip
+
+
 def _mlp(name: str, layers: int, width: int, classes: int) -> Model:
     return Model(name=name, family="mlp", layers=layers, hidden=width, features=width, classes=classes)
 
@@ -105,6 +114,12 @@ MODELS: Catalog[Model] = Catalog(
         _vit("vit-base-16", 12, 768, 12, 16),
         _vit("vit-large-16", 24, 1024, 16, 16),
         _vit("vit-huge-14", 32, 1280, 16, 14),
+        # He et al. 2016, table 1.
+        _resnet("resnet-18", (2, 2, 2, 2), bottleneck=False),
+        _resnet("resnet-34", (3, 4, 6, 3), bottleneck=False),
+        _resnet("resnet-50", (3, 4, 6, 3), bottleneck=True),
+        _resnet("resnet-101", (3, 4, 23, 3), bottleneck=True),
+        _resnet("resnet-152", (3, 8, 36, 3), bottleneck=True),
         # Small ones that train on two CPU cores. 256 is the number of bytes, so they read plain text.
         _gpt2("gpt2-small-text", 6, 256, 8, vocab=256, context=256),
         _gpt2("gpt2-tiny", 2, 64, 4, vocab=256, context=128),
@@ -112,6 +127,7 @@ MODELS: Catalog[Model] = Catalog(
         _bert("bert-tiny", 2, 64, 4, vocab=257, context=128),
         _vit("vit-tiny", 2, 64, 4, 8, image=32, classes=10),
         _moe("moe-tiny", 2, 64, 4, 2, 96, 256, 128, experts=4, top_k=2),
+        _resnet("resnet-tiny", (1, 1, 1), bottleneck=False, width=16, image=32, classes=10),
         _mlp("mlp", 5, 1024, 10),
         _mlp("mlp-tiny", 4, 256, 10),
     ],

@@ -19,19 +19,18 @@ from trainers.models.layers import cross_entropy
 from trainers.models.llama import Llama
 from trainers.models.mlp import MLP
 from trainers.models.moe import MoE
+from trainers.models.resnet import ResNet
 from trainers.models.vit import ViT
 
 __all__ = ["build", "criterion", "dtype_of", "initialise", "materialise", "units"]
 
 _MODULES: dict[str, Callable[[Plan], nn.Module]] = {
-    "bert": BERT,
-    "gpt2": GPT2,
-    "llama": Llama,
-    "mlp": MLP,
-    "moe": MoE,
-    "vit": ViT,
-}
-_BLOCKS = {"bert": "layer", "gpt2": "h", "llama": "layers", "mlp": "layers", "moe": "layers", "vit": "blocks"}
+    "bert": BERT, "gpt2": GPT2, "llama": Llama, "mlp": MLP, "moe": MoE, "resnet": ResNet, "vit": ViT,
+}  # fmt: skip
+_BLOCKS = {
+    "bert": "layer", "gpt2": "h", "llama": "layers", "mlp": "layers", "moe": "layers", "resnet": "blocks",
+    "vit": "blocks",
+}  # fmt: skip
 _RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "attn.proj.weight", "fc2.weight")
 
 
@@ -72,6 +71,9 @@ def initialise(model: nn.Module, plan: Plan, seed: int) -> None:
         _fill(full, weight.name, plan, seed)
         local.copy_(_shard(full, parameter))
         del full
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
 
 
 def _fill(full: Tensor, name: str, plan: Plan, seed: int) -> None:
@@ -80,7 +82,7 @@ def _fill(full: Tensor, name: str, plan: Plan, seed: int) -> None:
         return
     # GPT-2 (Radford et al. 2019, section 2.3) scales what is added to the residual stream by depth; ReLU layers
     # keep the variance of their input with He et al. 2015, equation 10.
-    std = math.sqrt(2 / full.shape[1]) if plan.model.family == "mlp" else 0.02
+    std = math.sqrt(2 / full[0].numel()) if plan.model.family in ("mlp", "resnet") else 0.02
     if name.endswith(_RESIDUAL):
         std /= math.sqrt(2 * plan.model.layers)
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
