@@ -13,7 +13,7 @@ from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
 from memcalc.tape import Gradient, Node, Tape, Tensor
 
-__all__ = ["attention"]
+__all__ = ["attention", "biased_attention"]
 
 
 def attention(
@@ -105,6 +105,35 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, drop
     probabilities = drop(t, probabilities, f"{name} attention dropout", dropout)
     probabilities = cast(t, probabilities, q.dtype, f"{name} probabilities")
     return _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
+
+
+def biased_attention(
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, name: str, *, heads: int, dropout: float
+) -> Tensor:
+    """Written out with a bias added to the scores, no scaling and a float32 softmax: ``trainers/models/t5.py``."""
+    tokens = q.shape[0]
+    left, right = _convert(t, q, f"{name} query copy"), _convert(t, k, f"{name} key copy")
+    scores = _product(t, left, right, (heads, tokens, tokens), f"{name} scores")
+    del left, right
+    if bias is not None:
+        scores = _biased(t, scores, bias, name)
+    low = scores.dtype
+    shares = cast(t, _softmax(t, cast(t, scores, "float32", f"{name} scores"), name), low, f"{name} shares")
+    del scores
+    shares = drop(t, shares, f"{name} attention dropout", dropout)
+    mix = _product(t, shares, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
+    del shares
+    return _convert(t, mix, f"{name} heads joined")
+
+
+def _biased(t: Tape, scores: Tensor, bias: Tensor, name: str) -> Tensor:
+    """``scores += bias`` in place: the gradient of the bias is a sum over the batch."""
+    shape, dtype = bias.shape, bias.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [grads[0], t.allocate(f"{name} bias gradient", shape, dtype, "temporary", batched=False)]
+
+    return Tensor(scores.storage, scores.shape, scores.dtype, t.node([edge(scores), edge(bias)], backward))
 
 
 def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float, causal: bool) -> Tensor:

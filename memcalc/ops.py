@@ -14,7 +14,7 @@ from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
     "add", "boundary", "cast", "cross_entropy", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
-    "pointwise", "relu", "split",
+    "pointwise", "relu", "scale", "split",
 ]  # fmt: skip
 
 
@@ -145,6 +145,16 @@ def multiply(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
     node = t.node([edge(x), edge(y)], backward)
     t.save(node, x.storage, y.storage)
     return t.output(f"{name} output", shape, x.dtype, node)
+
+
+def scale(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``x`` times a number: saves nothing."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} gradient", shape, dtype, "temporary")]
+
+    return t.output(f"{name} output", shape, dtype, t.node([edge(x)], backward))
 
 
 def split(t: Tape, x: Tensor, parts: int, name: str) -> list[Tensor]:

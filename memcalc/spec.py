@@ -63,6 +63,12 @@ class Model:
     """Elements of one input sample, for models that do not read tokens."""
     classes: int = 0
     """Outputs of a classifier."""
+    decoder_layers: int = 0
+    """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
+    buckets: int = 0
+    """Rows of a table of biases by distance (T5)."""
+    gated: bool = False
+    """The MLP multiplies two products of its input."""
     types: int = 0
     """Rows of a token-type table (BERT's segments)."""
     tied: bool = False

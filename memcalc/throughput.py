@@ -91,7 +91,7 @@ _LAST = {"gpt2": ".mlp.c_proj.weight", "llama": ".mlp.down_proj.weight", "vit": 
 
 # Operations a block starts in forward, counted in trainers/models; backward starts about twice as many. A layer of
 # a model known by its size is taken for a GPT block. Each expert of a mixture starts six more.
-_OPERATIONS = {"bert": 16, "gpt2": 14, "llama": 25, "mlp": 2, "moe": 45, "resnet": 10, "size": 14, "vit": 14}
+_OPERATIONS = {"bert": 16, "gpt2": 14, "llama": 25, "mlp": 2, "moe": 45, "resnet": 10, "size": 14, "t5": 28, "vit": 14}
 
 
 @lru_cache(maxsize=64)

@@ -29,13 +29,14 @@ __all__ = [
     "resnets",
     "shaped_models",
     "sizes",
+    "t5s",
     "token_models",
     "vits",
     "worlds",
 ]
 
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "bert", "vit")
+DROPOUT = ("gpt2", "bert", "vit", "t5")
 
 
 @st.composite
@@ -91,6 +92,18 @@ def vits(draw: st.DrawFn, max_layers: int = 3) -> Model:
 
 
 @st.composite
+def t5s(draw: st.DrawFn) -> Model:
+    """T5 with two encoder blocks, so that checkpoints of one or two divide them, and one or two decoder blocks."""
+    heads = draw(st.sampled_from([1, 2, 4]))
+    return Model(
+        name="drawn-t5", family="t5", layers=2, decoder_layers=draw(st.integers(1, 2)),
+        hidden=heads * draw(st.sampled_from([8, 16])), heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)),
+        vocab=draw(st.integers(2, 300)), context=draw(st.sampled_from([8, 16, 33])), buckets=draw(st.integers(2, 32)),
+        gated=draw(st.booleans()), tied=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
 def resnets(draw: st.DrawFn) -> Model:
     """ResNets of up to three stages, basic or bottleneck."""
     image = draw(st.sampled_from([1, 8, 15]))
@@ -128,7 +141,7 @@ def token_models() -> st.SearchStrategy[Model]:
 
 def shaped_models() -> st.SearchStrategy[Model]:
     """Models whose every tensor is known."""
-    return st.one_of(token_models(), vits(), resnets(), mlps())
+    return st.one_of(token_models(), t5s(), vits(), resnets(), mlps())
 
 
 def models() -> st.SearchStrategy[Model]:
@@ -169,7 +182,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     device = draw(st.sampled_from(["cuda", "cpu"]))
     precision = draw(st.sampled_from(list(PRECISIONS)))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
-    checkpoint_every = draw(st.integers(0, 3))
+    written_out = FAMILIES[chosen.family].written_out
+    checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -182,8 +196,10 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         accumulation=draw(st.integers(1, 3)),
         tokens=draw(st.integers(1, chosen.context)) if reads == "tokens" else 0,
         checkpoint_every=checkpoint_every,
-        reentrant=bool(checkpoint_every) and draw(st.booleans()),
-        attention=draw(st.sampled_from(attentions(device, precision, dropout))) if chosen.heads else "auto",
+        reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
+        attention=draw(st.sampled_from(attentions(device, precision, dropout)))
+        if chosen.heads and not written_out
+        else "auto",
         dropout=dropout,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),

@@ -32,6 +32,13 @@ PUBLISHED = {
     "resnet-50": 25_557_032,
     "resnet-101": 44_549_160,
     "resnet-152": 60_192_808,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "flan-t5-base": 247_577_856,
+    "flan-t5-large": 783_150_080,
+    "flan-t5-xl": 2_849_757_184,
+    "flan-t5-xxl": 11_135_332_352,
     "bert-base": 109_514_298,  # BertForMaskedLM; without the head and with a pooler it is 109,482,240
     "bert-large": 335_174_458,
     "vit-tiny-16": 5_717_416,
@@ -41,6 +48,7 @@ PUBLISHED = {
     "vit-huge-14": 632_045_800,
 }
 OURS = {
+    "t5-tiny",
     "resnet-tiny",
     "moe-tiny",
     "vit-tiny",

@@ -155,15 +155,18 @@ def _windows(plan: Plan, tokens: NDArray[np.generic], source: str) -> Samples:
         raise InputError(
             f"{source} holds token {largest}, but {plan.model.name} has a vocabulary of {vocab} (0 to {vocab - 1})"
         )
-    count = (len(tokens) - 1) // length
+    span = length * plan.family.sequences
+    count = (len(tokens) - 1) // span
     if count < 2:
         raise InputError(
-            f"{source} has {len(tokens):,} tokens; at least {2 * length + 1:,} are needed for samples of {length}"
+            f"{source} has {len(tokens):,} tokens; at least {2 * span + 1:,} are needed for samples of {span}"
         )
-    offsets = np.arange(length)
+    offsets = np.arange(span)
 
     def take(indices: NDArray[np.int64]) -> Pair:
-        places = indices[:, None] * length + offsets
+        places = indices[:, None] * span + offsets
+        if plan.family.objective == "continue":  # the encoder reads one half, the decoder goes on with the other
+            return tokens[places].astype(np.int64), tokens[places[:, length:] + 1].astype(np.int64)
         if plan.family.objective == "masked":
             return _masked(tokens[places].astype(np.int64), indices, vocab - 1)
         return tokens[places].astype(np.int64), tokens[places + 1].astype(np.int64)

@@ -12,9 +12,10 @@ from memcalc.models.moe import MOE
 from memcalc.models.named import MODELS
 from memcalc.models.resnet import RESNET
 from memcalc.models.size import SIZE
+from memcalc.models.t5 import T5
 from memcalc.models.vit import VIT
 from memcalc.spec import HEAD, ROOT, Model, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
 
-FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, VIT, MOE, RESNET, SIZE])
+FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, VIT, MOE, RESNET, T5, SIZE])

@@ -45,8 +45,12 @@ class Family:
     """Tensors that live between steps and are no parameters: name, shape, dtype."""
     opaque: bool = False
     """Only its size is known: neither its tensors one by one nor its matrix products."""
+    sequences: int = 1
+    """Token sequences in one sample's input: two for an encoder and a decoder."""
+    written_out: bool = False
+    """Attention is always written out, because no fused kernel can do it."""
     objective: str = "next"
-    """What a token model learns to say: the ``next`` token of each, or the ``masked`` ones."""
+    """What a token model learns to say: the ``next`` token of each, the ``masked`` ones, or how it goes on (``continue``)."""
     rows: Callable[[Model, int, Weight], float] = every_token
     """Rows of one sample that a weight multiplies in forward, by tokens; 0 for what is looked up or added."""
     pairs: Callable[[Model, int], tuple[int, int]] = causal_pairs
@@ -59,6 +63,8 @@ class Family:
     """Every weight once, in the order of the torch module's parameters()."""
     enter: Callable[[Tape, Plan, Tensor], Tensor]
     """From inputs to what the first block takes."""
+    between: Callable[[Tape, Plan, str, Tensor], Tensor] = lambda t, plan, name, x: x
+    """What happens to the stream before the block of that name, outside of sharding and checkpoints."""
     blocks: Callable[[Tape, Plan], list[Block]]
     """The blocks in order; checkpointing and sharding work on these."""
     leave: Callable[[Tape, Plan, Tensor], Tensor]

@@ -73,6 +73,15 @@ def _resnet(
     )  # fmt: skip
 
 
+def _t5(
+    name: str, layers: int, hidden: int, heads: int, ffn: int, *, gated: bool, vocab: int = 32128, context: int = 512
+) -> Model:
+    return Model(
+        name=name, family="t5", layers=layers, decoder_layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
+        ffn=ffn, vocab=vocab, context=context, buckets=32, gated=gated, tied=not gated,
+    )  # fmt: skip
+
+
 def _mlp(name: str, layers: int, width: int, classes: int) -> Model:
     return Model(name=name, family="mlp", layers=layers, hidden=width, features=width, classes=classes)
 
@@ -114,6 +123,14 @@ MODELS: Catalog[Model] = Catalog(
         _vit("vit-base-16", 12, 768, 12, 16),
         _vit("vit-large-16", 24, 1024, 16, 16),
         _vit("vit-huge-14", 32, 1280, 16, 14),
+        # Raffel et al. 2020, section 3.7, and Chung et al. 2022 (Flan, of T5 1.1); config.json of the published checkpoints.
+        _t5("t5-small", 6, 512, 8, 2048, gated=False),
+        _t5("t5-base", 12, 768, 12, 3072, gated=False),
+        _t5("t5-large", 24, 1024, 16, 4096, gated=False),
+        _t5("flan-t5-base", 12, 768, 12, 2048, gated=True),
+        _t5("flan-t5-large", 24, 1024, 16, 2816, gated=True),
+        _t5("flan-t5-xl", 24, 2048, 32, 5120, gated=True),
+        _t5("flan-t5-xxl", 24, 4096, 64, 10240, gated=True),
         # He et al. 2016, table 1.
         _resnet("resnet-18", (2, 2, 2, 2), bottleneck=False),
         _resnet("resnet-34", (3, 4, 6, 3), bottleneck=False),
@@ -128,6 +145,7 @@ MODELS: Catalog[Model] = Catalog(
         _vit("vit-tiny", 2, 64, 4, 8, image=32, classes=10),
         _moe("moe-tiny", 2, 64, 4, 2, 96, 256, 128, experts=4, top_k=2),
         _resnet("resnet-tiny", (1, 1, 1), bottleneck=False, width=16, image=32, classes=10),
+        _t5("t5-tiny", 2, 64, 4, 128, gated=False, vocab=256, context=64),
         _mlp("mlp", 5, 1024, 10),
         _mlp("mlp-tiny", 4, 256, 10),
     ],

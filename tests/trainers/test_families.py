@@ -32,12 +32,16 @@ SMALL = {
         name="small-resnet", family="resnet", stages=(1, 2), bottleneck=True, hidden=32, image=64, channels=3,
         features=3 * 64 * 64, classes=10,
     ),
+    "t5": Model(
+        name="small-t5", family="t5", layers=2, decoder_layers=2, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=1000,
+        context=64, buckets=32, tied=True,
+    ),
     "vit": Model(
         name="small-vit", family="vit", layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, image=64, channels=3,
         patch=8, features=3 * 64 * 64, classes=10,
     ),
 }  # fmt: skip
-BATCH = {"bert": 8, "moe": 8, "resnet": 64, "vit": 256}
+BATCH = {"bert": 8, "moe": 8, "resnet": 64, "t5": 8, "vit": 256}
 """Samples per step, over all ranks: so many that oneDNN's scratch memory for 16-bit products, up to half a MiB whatever
 the batch and not in the ledger, weighs less than a percent."""
 EXTRAS: dict[str, dict[str, object]] = {
@@ -54,6 +58,10 @@ EXTRAS: dict[str, dict[str, object]] = {
         "precision": "bf16",
     },
     "resnet amp": {"precision": "amp-bf16"},
+    "t5 dropout": {"dropout": 0.1},
+    "t5 amp": {"precision": "amp-bf16"},
+    "t5 checkpoints of two blocks": {"checkpoint_every": 2},
+    "t5 gated, with a head of its own": {"model": dataclasses.replace(SMALL["t5"], gated=True, tied=False)},
     "vit dropout": {"dropout": 0.1},
     "vit amp": {"precision": "amp-bf16"},
     "bert reentrant": {"checkpoint_every": 1, "reentrant": True},

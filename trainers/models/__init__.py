@@ -20,18 +20,28 @@ from trainers.models.llama import Llama
 from trainers.models.mlp import MLP
 from trainers.models.moe import MoE
 from trainers.models.resnet import ResNet
+from trainers.models.t5 import T5
 from trainers.models.vit import ViT
 
 __all__ = ["build", "criterion", "dtype_of", "initialise", "materialise", "units"]
 
 _MODULES: dict[str, Callable[[Plan], nn.Module]] = {
-    "bert": BERT, "gpt2": GPT2, "llama": Llama, "mlp": MLP, "moe": MoE, "resnet": ResNet, "vit": ViT,
+    "bert": BERT, "gpt2": GPT2, "llama": Llama, "mlp": MLP, "moe": MoE, "resnet": ResNet, "t5": T5,
+    "vit": ViT,
 }  # fmt: skip
 _BLOCKS = {
-    "bert": "layer", "gpt2": "h", "llama": "layers", "mlp": "layers", "moe": "layers", "resnet": "blocks",
+    "bert": "layer", "gpt2": "h", "llama": "layers", "mlp": "layers", "moe": "layers", "resnet": "blocks", "t5": "blocks",
     "vit": "blocks",
 }  # fmt: skip
-_RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight", "attn.proj.weight", "fc2.weight")
+_RESIDUAL = (
+    "c_proj.weight",
+    "o_proj.weight",
+    "down_proj.weight",
+    "attn.proj.weight",
+    "fc2.weight",
+    ".o.weight",
+    ".wo.weight",
+)
 
 
 def build(plan: Plan) -> nn.Module:
