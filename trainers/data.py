@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from memcalc.errors import FileError, InputError, shorten
 from memcalc.plan import Plan
+from trainers.images import holds_images, read_images
 
 __all__ = ["Samples", "load", "split"]
 
 _DEFAULT_BYTES = 4 * 2**20
-_PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
 _IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
 _EVALUATED = 128  # samples at most; enough for a stable mean, few enough to be quick
 
@@ -42,7 +42,7 @@ def load(plan: Plan, data: Path | None, tokenizer: Path | None = None) -> Sample
     """The samples of a plan from the files a user points at. Raises FileError and InputError, in one line."""
     if data is not None and not data.exists():
         raise FileError(f"data {data} does not exist")
-    if plan.family.reads != "tokens" and data is not None and _holds_images(data):
+    if plan.family.reads != "tokens" and data is not None and holds_images(data):
         return _images(plan, data)
     source = str(data) if data is not None else "the source files of this Python installation"
     tokens = _tokens(data, tokenizer, source)
@@ -210,27 +210,9 @@ def _bytes_as_features(plan: Plan, tokens: NDArray[np.generic], source: str) -> 
     return Samples(count=count, take=take, source=source)
 
 
-def _holds_images(data: Path) -> bool:
-    if not data.is_dir():
-        return data.suffix == ".npy"
-    return (data / "images.npy").exists() or any(
-        path.suffix.lower() in (".npy", *_PICTURES)
-        for folder in data.iterdir()
-        if folder.is_dir()
-        for path in folder.iterdir()
-    )
-
-
 def _images(plan: Plan, data: Path) -> Samples:
     """Images flattened to features, values of whole numbers scaled from 0..255 to 0..1."""
-    if not data.is_dir():
-        raise InputError(
-            f"{data} has no labels; give a folder with images.npy and labels.npy, or with one folder per class"
-        )
-    if (data / "images.npy").exists():
-        images, labels = _load_array(data / "images.npy"), _load_array(data / "labels.npy")
-    else:
-        images, labels = _class_folders(data)
+    images, labels = read_images(data)
     features, classes = plan.model.features, plan.model.classes
     if len(images) != len(labels) or labels.ndim != 1:
         raise InputError(
@@ -257,49 +239,3 @@ def _images(plan: Plan, data: Path) -> Samples:
         return flat[chosen].astype(np.float32) / scale, labels[chosen].astype(np.int64)
 
     return Samples(count=len(flat), take=take, source=str(data))
-
-
-def _load_array(path: Path) -> NDArray[np.generic]:
-    try:
-        array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise FileError(f"{path} does not exist") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise FileError(f"{path} is not a numpy array: {shorten(str(error).splitlines()[0], 100)}") from None
-    if not array.ndim or not np.issubdtype(array.dtype, np.number):
-        raise FileError(f"{path} is not an array of numbers with a first dimension")
-    return array
-
-
-def _class_folders(data: Path) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-    folders = sorted(path for path in data.iterdir() if path.is_dir() and not path.name.startswith("."))
-    images: list[NDArray[np.generic]] = []
-    labels: list[int] = []
-    for label, folder in enumerate(folders):
-        for path in sorted(folder.iterdir()):
-            if path.suffix == ".npy":
-                images.append(_load_array(path))
-            elif path.suffix.lower() in _PICTURES:
-                images.append(_picture(path))
-            else:
-                continue
-            labels.append(label)
-            if images[-1].shape != images[0].shape:
-                raise InputError(
-                    f"{path} is {list(images[-1].shape)}, others are {list(images[0].shape)}; all images need one size"
-                )
-    return np.stack(images), np.array(labels, dtype=np.int64)
-
-
-def _picture(path: Path) -> NDArray[np.generic]:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError(
-            f"{path} needs the package pillow to be read; install it, or store the images as .npy"
-        ) from None
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} is not a picture: {shorten(str(error), 100)}") from None
