@@ -12,7 +12,6 @@ A run owns its folder:
 from __future__ import annotations
 
 import importlib.util
-import math
 import os
 import shutil
 import sys
@@ -22,16 +21,16 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from memcalc.errors import FileError, InputError, PlanError, RunError
+from memcalc.errors import FileError, PlanError, RunError
 from memcalc.failure import failure
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.supervise import GRACE_SECONDS, supervise
+from memcalc.training import Training
 from memcalc.units import format_bytes
 
 __all__ = [
     "Run",
-    "Training",
     "check",
     "command",
     "environment",
@@ -43,58 +42,6 @@ __all__ = [
 
 TRAINERS = "trainers"
 """The module torchrun runs on each rank."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
-    """How to train, where Plan says what: the options of ``python -m trainers``. Raises InputError."""
-
-    data: Path | None = None
-    """Text, tokens or images; None reads the source files of the Python installation itself."""
-    tokenizer: Path | None = None
-    """A ``tokenizers`` JSON; without one the bytes of a text are its tokens."""
-    steps: int = 20
-    seed: int = 0
-    learning_rate: float = 3e-4
-    clip: float = 1.0
-    """Largest norm of all gradients together; 0 leaves them as they are."""
-    eval_every: int = 0
-    """Steps between evaluations; 0 evaluates at the end only."""
-    checkpoint_every: int = 0
-    """Steps between checkpoints; 0 saves at the end only."""
-    measure_steps: int = 3
-    """How many first steps are metered."""
-    resume: bool = False
-    """Continue from the newest complete checkpoint of the same folder."""
-
-    def __post_init__(self) -> None:
-        least = {"steps": 1, "seed": 0, "eval_every": 0, "checkpoint_every": 0, "measure_steps": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise InputError(f"{name.replace('_', ' ')} {getattr(self, name)} must be at least {value}")
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning rate {self.learning_rate} must be above 0 and finite, like 3e-4")
-        if not 0 <= self.clip < math.inf:
-            raise InputError(f"clip {self.clip} must be at least 0 (0 switches it off) and finite")
-        if self.data is not None and not self.data.exists():
-            raise FileError(f"data {self.data} does not exist; give a text file, a folder, or leave --data out")
-        if self.tokenizer is not None and not self.tokenizer.is_file():
-            raise FileError(
-                f"tokenizer {self.tokenizer} does not exist; give a tokenizers JSON, or leave --tokenizer out"
-            )
-
-    def arguments(self) -> list[str]:
-        """The options as the trainers take them.
-
-        >>> Training(steps=5).arguments()[:4]
-        ['--steps', '5', '--seed', '0']
-        """
-        names = ("steps", "seed", "learning_rate", "clip", "eval_every", "checkpoint_every", "measure_steps")
-        words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
-        for name in ("data", "tokenizer"):
-            if getattr(self, name) is not None:
-                words += [f"--{name}", str(getattr(self, name))]
-        return [*words, "--resume"] if self.resume else words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

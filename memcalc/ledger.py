@@ -19,6 +19,8 @@ from memcalc.parallel import Replicated, make, shard_units
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
+from memcalc.sharding import rows_per_rank
+from memcalc.spec import Weight
 from memcalc.tape import Tape, Tensor
 from memcalc.timeline import Skeleton, Timeline
 
@@ -54,6 +56,8 @@ class _Step:
         precision, weights = plan.precision_row, plan.family.weights(plan.model)
         self.plan = plan
         sharded = plan.strategy_row.gathers
+        if plan.gathers_unknown_layers:
+            weights = [Weight(weight.name, rows_per_rank(weight.shape, plan.ranks), weight.group) for weight in weights]
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
         self.tape = Tape(
             weights,
@@ -112,6 +116,9 @@ class _Step:
 
     def forward(self, inputs: Tensor) -> Tensor:
         tape, plan = self.tape, self.plan
+        if plan.strategy_row.gathers and plan.family.reads == "features":
+            # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
+            inputs = ops.cast(tape, inputs, plan.precision_row.compute, "inputs")
         x = plan.family.enter(tape, plan, inputs)
         blocks = plan.family.blocks(tape, plan)
         every = max(plan.checkpoint_every, 1)

@@ -45,9 +45,9 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bo
     """
     w = t.weights[weight or f"{name}.weight"]
     bias = t.weights.get(f"{name}.bias")
-    if t.autocast:
-        x = cast(t, x, t.compute_dtype, f"{name} input")
-    shape, dtype, wants_input = x.shape, x.dtype, x.node is not None
+    # The caller's input lives as long as the call, beside its 16-bit copy.
+    factor = cast(t, x, t.compute_dtype, f"{name} input") if t.autocast else x
+    shape, dtype, wants_input = factor.shape, factor.dtype, factor.node is not None
     out = (*shape[:-1], w.shape[0])
     low = t.weight_dtype if not t.autocast else t.compute_dtype
 
@@ -65,7 +65,7 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bo
             gradient.view = True
         return results
 
-    source = edge(x)
+    source = edge(factor)
     to_weight: Edge = w
     to_bias: Edge = bias
     copies = []
@@ -76,7 +76,7 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bo
             to_bias = (t.cast_weight(bias)[1], 0)
     edges: list[Edge] = [source, to_weight, to_bias] if bias is not None else [to_weight, source]
     node = t.node(edges, backward)
-    t.save(node, x.storage, *copies)
+    t.save(node, factor.storage, *copies)
     return t.output(f"{name} output", out, dtype, node)
 
 

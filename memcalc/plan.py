@@ -161,6 +161,11 @@ class Plan:
         return "efficient" if self.precision_row.compute == "float32" else "flash"
 
     @property
+    def gathers_unknown_layers(self) -> bool:
+        """Parameters are gathered layer by layer, but it is not known how many layers there are."""
+        return self.strategy_row.gathers and self.family.opaque and not self.model.layers
+
+    @property
     def fused_rms_norm(self) -> bool:
         """F.rms_norm is one kernel: on CUDA, from the version that added ``_fused_rms_norm`` for it."""
         return self.device == "cuda" and self.torch_version >= FUSED_RMS_NORM_SINCE

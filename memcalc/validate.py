@@ -1,7 +1,8 @@
 """Many small plans run for real on this machine's CPUs, each held against its estimate.
 
 One torchrun call per world size runs all plans of that size one after the other (``trainers/matrix.py``),
-so that a plan costs about a second and not a start of torch.
+so that a plan costs about a second and not a start of torch. oneDNN is off in these runs: its scratch memory
+for 16-bit products depends on the CPU and is no part of the model.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ MODEL_NAMES = ("mlp-tiny", "gpt2-tiny", "llama-tiny")
 STRATEGY_NAMES = ("single", "ddp", "fsdp-full-shard", "fsdp-shard-grad-op", "zero-1")
 WORLDS = (1, 2, 4)
 CHECKPOINTING = {"none": 0, "full": 1}
-STEPS = 3
+STEPS = 5
+"""Of which the first is not steady. The more steps, the surer is what a meter says about threads it does not see."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -49,7 +49,7 @@ FAULTS = [
     Fault(
         name="a linear layer does not keep its input",
         file="ops.py",
-        right="t.save(node, x.storage, *copies)",
+        right="t.save(node, factor.storage, *copies)",
         wrong="t.save(node, *copies)",
     ),
     Fault(
@@ -103,8 +103,8 @@ FAULTS = [
     Fault(
         name="the emptiest rank stands for the fullest",
         file="parallel/ddp.py",
-        right="return max(greedy_partition(",
-        wrong="return min(greedy_partition(",
+        right="return max(parts",
+        wrong="return min(parts",
     ),
     Fault(
         name="full and grad-op sharding are swapped",

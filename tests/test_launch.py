@@ -22,9 +22,10 @@ import pytest
 from memcalc import launch as launch_module
 from memcalc.errors import FileError, InputError, MemcalcError, PlanError, RunError
 from memcalc.failure import failure
-from memcalc.launch import Training, check, command, environment, launch
+from memcalc.launch import check, command, environment, launch
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
+from memcalc.training import Training
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH = importlib.util.find_spec("torch") is not None
@@ -375,7 +376,8 @@ COMMAND_LINE = """
 import sys
 from pathlib import Path
 from memcalc.errors import MemcalcError
-from memcalc.launch import Training, launch
+from memcalc.launch import launch
+from memcalc.training import Training
 from memcalc.plan import Plan
 try:
     launch(Plan.load(Path("plan.json")), out=Path(sys.argv[1]), training=Training(), grace_seconds=1.0,

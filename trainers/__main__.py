@@ -11,8 +11,8 @@ import click
 
 from memcalc.errors import MemcalcError
 from memcalc.plan import Plan
+from memcalc.training import Training
 from trainers.process import Rank, exit_on_signals, join, log_to_file, report
-from trainers.settings import Settings
 
 __all__ = ["main"]
 
@@ -46,7 +46,7 @@ def main(plan: Path, out: Path, **options: object) -> None:
     try:
         terminal = log_to_file(out / "logs" / f"rank-{place.rank}.log")
         exit_on_signals()
-        code = _run(plan, out, place, Settings(**options), terminal)  # type: ignore[arg-type]
+        code = _run(plan, out, place, Training(**options), terminal)  # type: ignore[arg-type]
     except MemcalcError as error:  # the log itself cannot be written
         os.write(terminal, f"error: {error}\n".encode())
         code = error.exit_code
@@ -56,7 +56,7 @@ def main(plan: Path, out: Path, **options: object) -> None:
     os._exit(code)
 
 
-def _run(path: Path, out: Path, place: Rank, settings: Settings, terminal: int) -> int:
+def _run(path: Path, out: Path, place: Rank, settings: Training, terminal: int) -> int:
     moment = "init"
     try:
         from trainers.loop import Moments, train

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from memcalc.plan import Plan
+from memcalc.training import Training
 from trainers import data
 from trainers.models import dtype_of
 from trainers.process import Process
-from trainers.settings import Settings
 
 __all__ = ["Batches"]
 
@@ -22,7 +22,7 @@ __all__ = ["Batches"]
 class Batches:
     """Micro batches on this rank's device. Rank r of N takes rows r::N, so a step's samples do not depend on N."""
 
-    def __init__(self, plan: Plan, settings: Settings, process: Process) -> None:
+    def __init__(self, plan: Plan, settings: Training, process: Process) -> None:
         self.plan, self.device = plan, process.device
         self.samples = data.load(plan, settings.data, settings.tokenizer)
         what = f"{plan.micro_batch} a rank x {plan.accumulation} micro batches x {plan.ranks} ranks"

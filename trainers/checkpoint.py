@@ -139,4 +139,8 @@ def _cause(error: BaseException) -> str:
         error = failure[0] if isinstance(failure, tuple) else failure
     if isinstance(error, OSError) and error.strerror:
         return error.strerror.lower()
+    if "PytorchStreamWriter" in str(error) or "inline_container" in str(
+        error
+    ):  # its zip writer keeps the cause to itself
+        return "a file was cut off while it was written, as on a full disk"
     return shorten(str(error).strip().split("\n")[0], 150)

@@ -37,12 +37,12 @@ from memcalc.estimate import estimate
 from memcalc.files import write_text
 from memcalc.hardware import GPUS
 from memcalc.plan import Plan
+from memcalc.training import Training
 from trainers.backends import ddp
 from trainers.gpu_cases import cases
 from trainers.gpu_report import TOLERANCE, facts, line, markdown
 from trainers.loop import train
 from trainers.process import Rank, join
-from trainers.settings import Settings
 
 __all__ = ["main"]
 
@@ -65,6 +65,8 @@ def main(words: list[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         print(f"gpu-check: torch {torch.__version__} finds no CUDA device here; --device cpu tries the program itself")
         return 2
+    if options.device == "cpu":
+        torch.backends.mkldnn.set_flags(False)  # its scratch memory differs between CPUs; see trainers/matrix.py
     started = time.monotonic()
     report: dict[str, Any] = {"facts": facts(options.device), "cases": []}
     name = report["facts"]["device"]
@@ -99,7 +101,7 @@ def measure(plan: Plan, seconds: int) -> dict[str, Any]:
     result: dict[str, Any] = {"plan": json.loads(plan.to_json()), "estimated_peak": estimated.peak.bytes}
     try:
         with tempfile.TemporaryDirectory() as folder, fake_group(plan.ranks), alarm(seconds):
-            settings = Settings(steps=STEPS, measure_steps=STEPS, data=text_for(plan, Path(folder)))
+            settings = Training(steps=STEPS, measure_steps=STEPS, data=text_for(plan, Path(folder)))
             with join(Rank(rank=0, local=0, world=plan.ranks), plan.device, settings.seed) as process:
                 measurement = train(plan, settings, process)
         result |= described(compare(estimated, measurement))

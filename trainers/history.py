@@ -54,11 +54,13 @@ class Window:
 class History:
     """Allocations and their frees in order of time, as arrays with one row per event.
 
-    Frees of what was allocated before the first event are dropped. At ``kept`` addresses something is known to
-    be alive at the end.
+    Frees of what was allocated before the first event are dropped. Where an instrument misses frees, ``kept`` has
+    to hold the addresses of what is known to be alive at the end; the missing ones are then inferred.
     """
 
-    def __init__(self, events: Sequence[Event], boundaries: Sequence[Boundary], kept: Collection[int] = ()) -> None:
+    def __init__(
+        self, events: Sequence[Event], boundaries: Sequence[Boundary], kept: Collection[int] | None = None
+    ) -> None:
         self.boundaries = sorted(boundaries, key=lambda boundary: boundary.time)
         born: list[Event] = []
         died: list[int] = []
@@ -79,7 +81,8 @@ class History:
         self.size = np.array([event.bytes for event in born], dtype=np.int64)
         self.born = np.array([event.time for event in born], dtype=np.int64)
         self.died = np.array(died, dtype=np.int64)
-        self._infer_unseen({*unseen, *(ident for address, ident in open_.items() if address not in kept)})
+        if kept is not None:
+            self._infer_unseen({*unseen, *(ident for address, ident in open_.items() if address not in kept)})
         self._order()
 
     def _infer_unseen(self, unseen: set[int]) -> None:

@@ -17,6 +17,7 @@ import memcalc
 from memcalc.errors import InputError
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
+from memcalc.training import Training
 from memcalc.units import format_bytes
 from trainers import checkpoint, meters
 from trainers.backends import Prepared, prepare
@@ -24,7 +25,6 @@ from trainers.batches import Batches
 from trainers.checkpointing import checkpoint_blocks
 from trainers.models import build, criterion, dtype_of
 from trainers.process import Process
-from trainers.settings import Settings
 
 __all__ = ["Moments", "train"]
 
@@ -50,7 +50,7 @@ class Moments:
 
 def train(
     plan: Plan,
-    settings: Settings,
+    settings: Training,
     process: Process,
     *,
     out: Path | None = None,
@@ -79,7 +79,7 @@ def train(
 
 class _Run:
     def __init__(
-        self, plan: Plan, settings: Settings, process: Process, batches: Batches, prepared: Prepared,
+        self, plan: Plan, settings: Training, process: Process, batches: Batches, prepared: Prepared,
         out: Path | None, say: Callable[[str], None], at: Moments, metered: int,
     ) -> None:  # fmt: skip
         self.plan, self.settings, self.process, self.batches, self.prepared = plan, settings, process, batches, prepared

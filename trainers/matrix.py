@@ -17,13 +17,14 @@ from pathlib import Path
 # Read when torch is loaded: 0 to 5, where 5 silences the profiler's messages about its own start and stop.
 os.environ.setdefault("KINETO_LOG_LEVEL", "5")
 
+import torch
 import torch.distributed as dist
 
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
+from memcalc.training import Training
 from trainers.loop import Moments, train
 from trainers.process import Process, Rank, exit_on_signals, join, log_to_file, report
-from trainers.settings import Settings
 
 __all__ = ["main", "run"]
 
@@ -36,14 +37,16 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     place = Rank.from_environment()
     exit_on_signals()
-    settings = Settings(steps=arguments.steps, measure_steps=arguments.steps)
+    # oneDNN packs 16-bit weights into scratch memory whose size hangs on the CPU's instruction set: no plan can know it.
+    torch.backends.mkldnn.set_flags(False)
+    settings = Training(steps=arguments.steps, measure_steps=arguments.steps)
     with join(place, "cpu", settings.seed) as process:
         for folder in arguments.folders:
             if not run(folder, settings, process):
                 sys.exit(1)  # inside join, which then does not wait for the others
 
 
-def run(folder: Path, settings: Settings, process: Process) -> bool:
+def run(folder: Path, settings: Training, process: Process) -> bool:
     """Train the plan in a folder and leave its measurement there; False, with errors/rank-R.json, when that failed."""
     at = Moments()
     terminal = log_to_file(folder / "logs" / f"rank-{process.rank}.log")

@@ -22,8 +22,8 @@ from memcalc.tables import printable
 
 __all__ = ["app"]
 
-COMMANDS = ("estimate", "recommend", "launch", "compare", "validate")
-"""Each is the object ``command`` in the module of its name beside this one."""
+COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "explain-meters")
+"""Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
@@ -34,21 +34,26 @@ Examples:
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --save-plan plan.json
   memcalc launch plan.json --data book.txt --steps 200 --out run
   memcalc compare run
+  memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB --device 15.6GiB --gpu a100-80gb
 
 Every command explains itself: memcalc estimate --help
 """
+
+
+def _module(command: str) -> str:
+    return f"memcalc.cli.{command.replace('-', '_')}"
 
 
 class App(click.Group):
     """A group whose commands are imported when they are called, and whose errors are one line."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [name for name in COMMANDS if find_spec(f"memcalc.cli.{name}")]
+        return [name for name in COMMANDS if find_spec(_module(name))]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        command: click.Command = import_module(f"memcalc.cli.{cmd_name}").command
+        command: click.Command = import_module(_module(cmd_name)).command
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:

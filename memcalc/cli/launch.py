@@ -10,9 +10,10 @@ import click
 from memcalc.cli.compare import compare_table, summary
 from memcalc.compare import compare_run
 from memcalc.errors import FileError
-from memcalc.launch import Run, Training, launch
+from memcalc.launch import Run, launch
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
+from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
 

@@ -140,7 +140,7 @@ def build_model(words: Words) -> Model:
     if (name is None) == (parameters is None):
         both = f"not both the model {name} and --params" if name else f"one of: {', '.join(MODELS)}; or --params COUNT"
         raise InputError(f"give a model, {both}")
-    base = MODELS[name] if name else Model(name="unnamed", family="size", parameters=int(parameters or 0))
+    base = MODELS[name] if name else _sized(int(parameters or 0))
     changes = {field: words[field] for field in _RESHAPE if field in words}
     for field in changes:
         if not (getattr(base, field) or (name is None and field in _SIZE_KNOWS)):
@@ -150,6 +150,10 @@ def build_model(words: Words) -> Model:
         return dataclasses.replace(base, **changes)
     said = ", ".join(f"{field} {value}" for field, value in changes.items())
     return dataclasses.replace(base, **{**_followers(base, changes), **changes}, name=f"{base.name} ({said})")
+
+
+def _sized(parameters: int) -> Model:
+    return Model(name=f"{parameters:,} parameters", family="size", parameters=parameters)
 
 
 def _followers(base: Model, changes: Words) -> dict[str, int]:

@@ -78,7 +78,7 @@ def command(
         click.echo("" if launch else "\n" + "\n".join(_next(best, save_plan)))
     if launch and out is not None:
         from memcalc.cli.launch import run_and_show
-        from memcalc.launch import Training
+        from memcalc.training import Training
 
         run_and_show(best, out=out, training=Training(data=data, steps=steps or 20))
 

@@ -48,7 +48,8 @@ def _title(found: Estimate, format: str) -> str:
     plan, peak = found.plan, found.peak
     world = f"{plan.strategy} on {plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
     recipe = f"{plan.precision}, {plan.optimizer} ({plan.optimizer_kind}), {world}"
-    what = f"{plan.model.name}: {format_count(found.parameters)} parameters, {recipe}"
+    known = "" if plan.family.opaque else f": {format_count(found.parameters)} parameters"
+    what = f"{plan.model.name}{known}, {recipe}"
     first = printable(f"peak {format_both(peak.bytes)} in the moment {peak.moment}")
     title = f"**{first}**" if format == "markdown" else heading(first)
     return f"{title}\n{printable(what)}"

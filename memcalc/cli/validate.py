@@ -49,6 +49,8 @@ def command(
 ) -> None:
     """Train small models with every strategy on this machine's CPUs and compare with the estimates.
 
+    oneDNN is off in these runs: its scratch memory differs between CPUs.
+
     Exits with 1 when a peak is off by more than the tolerance, when parameters, gradients or optimizer
     states are not equal to the byte, or when fp32 losses differ between strategies.
     """

@@ -23,6 +23,8 @@ __all__ = ["ROOT_UNIT", "Ddp", "FlatUnits", "FullyShard", "Replicated", "make", 
 def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
     """The hooks of the plan's strategy."""
     row = plan.strategy_row
+    if plan.gathers_unknown_layers:  # then only what each rank keeps is counted, and the units are shards already
+        return Replicated(tape, plan, units)
     if row.gathers:
         return FullyShard(tape, plan, units)
     if row.buckets:

@@ -29,7 +29,9 @@ class Ddp(Replicated):
     def updated(self) -> list[Weight]:
         if not self.plan.strategy_row.shards_optimizer:
             return self.weights
-        return max(greedy_partition(self.weights, self.plan.ranks), key=lambda part: sum(w.numel for w in part))
+        parts = greedy_partition(self.weights, self.plan.ranks)
+        # Among equals the one with more tensors, because each has a step counter.
+        return max(parts, key=lambda part: (sum(w.numel for w in part), len(part)))
 
     def keep_gradients(self) -> None:
         if not self.plan.bucket_views:

@@ -13,12 +13,12 @@ import torch
 from timing import interleave, options, ratio, report
 
 from memcalc import MODELS, Plan
+from memcalc.training import Training
 from trainers.backends import prepare
 from trainers.batches import Batches
 from trainers.loop import train
 from trainers.models import build, criterion
 from trainers.process import Process, Rank, join
-from trainers.settings import Settings
 
 STEPS = 8
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,7 +26,7 @@ PLAN = Plan(
     model=MODELS["gpt2-small-text"], tokens=256, micro_batch=4, device=DEVICE,
     optimizer_kind="foreach" if DEVICE == "cuda" else "for-loop",
 )  # fmt: skip
-SETTINGS = Settings(steps=STEPS, measure_steps=0)
+SETTINGS = Training(steps=STEPS, measure_steps=0)
 
 
 def bare(process: Process) -> float:

@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 from memcalc.plan import Plan
+from memcalc.training import Training
 from trainers.loop import train
 from trainers.process import Process, Rank, join
-from trainers.settings import Settings
 
 
 def main(path: Path) -> None:
@@ -31,7 +31,7 @@ def run(job: dict, process: Process) -> None:
     if "data" in settings:
         settings["data"] = Path(settings["data"])
     out = Path(job["out"]) if job["out"] else None
-    measurement = train(Plan.from_dict(job["plan"]), Settings(**settings), process, out=out)
+    measurement = train(Plan.from_dict(job["plan"]), Training(**settings), process, out=out)
     result = Path(job["result"])
     if process.first:
         found = {

@@ -47,7 +47,7 @@ class Job:
     options: tuple[tuple[str, Any], ...] = ()
 
 
-def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 150) -> dict[str, Result]:
+def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 400) -> dict[str, Result]:
     """Run all jobs in one process group of ``ranks`` and read what they left; fails with the output when they fail."""
     described = []
     for name, job in jobs.items():

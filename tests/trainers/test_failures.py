@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -34,7 +35,7 @@ def command(made: Plan, out: Path, *options: str) -> list[str]:
 
 def finish(made: Plan, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(made, out, *options), env=environment(), capture_output=True, text=True, timeout=60, check=False
+        command(made, out, *options), env=environment(), capture_output=True, text=True, timeout=180, check=False
     )
 
 
@@ -58,7 +59,7 @@ def ranks_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def wait_for(condition: object, seconds: float = 40) -> None:
+def wait_for(condition: object, seconds: float = 120) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "waited in vain"
@@ -82,7 +83,7 @@ def assert_checkpoints_whole(out: Path) -> None:
 def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     with endless(tmp_path) as (run, ranks):
         os.kill(ranks[1], signal.SIGKILL)
-        assert run.wait(40) != 0
+        assert run.wait(120) != 0
         wait_for(lambda: not any(map(alive, ranks)))
     assert_checkpoints_whole(tmp_path)
     assert (tmp_path / "logs" / "rank-1.log").exists()
@@ -94,10 +95,32 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
 def test_a_stopped_job_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     with endless(tmp_path) as (run, ranks):
         run.send_signal(number)
-        assert run.wait(40) != 0
+        assert run.wait(120) != 0
         wait_for(lambda: not any(map(alive, ranks)))
     assert_checkpoints_whole(tmp_path)
     assert "stopped by SIG" in (tmp_path / "logs" / "rank-0.log").read_text()
+
+
+def limit_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+
+
+@pytest.mark.parametrize("strategy", ["single", "fsdp-full-shard"])
+def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path, strategy: str) -> None:
+    """A limit on file sizes stands for a full disk: writing fails in the middle of a file."""
+    made = plan(ranks=1 if strategy == "single" else 2, strategy=strategy)
+    done = subprocess.run(
+        command(made, tmp_path, "--measure-steps", "0"), env=environment(), preexec_fn=limit_files,
+        capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode != 0
+    path = tmp_path / "checkpoints" / "step-20"
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert lines and all(
+        line.startswith(f"error: checkpoint {path} cannot be written: a file was cut off") for line in lines
+    ), done.stderr
+    assert not (path / "done.json").exists() and not (tmp_path / "weights").exists()
+    assert json.loads((tmp_path / "errors" / "rank-0.json").read_text())["kind"] == "error"
 
 
 def test_one_failing_rank_says_why(tmp_path: Path) -> None:
@@ -134,7 +157,7 @@ def test_too_little_data_for_the_ranks(tmp_path: Path, text: str, expected: str)
 def test_ranks_must_be_those_of_the_plan(tmp_path: Path) -> None:
     words = command(plan(ranks=2, strategy="ddp"), tmp_path)
     words[words.index("--nproc-per-node") + 1] = "1"
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=180, check=False)
     assert "error: the plan is for 2 ranks, but 1 were started" in done.stderr.splitlines()
 
 

@@ -65,6 +65,13 @@ TOGETHER: dict[str, dict[str, object]] = {
     "no-shard": {"strategy": "fsdp-no-shard"},
     "no-shard-mlp": {"strategy": "fsdp-no-shard", "model": MLP, "tokens": 0},
     "full-shard-amp": {"strategy": "fsdp-full-shard", "precision": "amp-bf16"},
+    "full-shard-amp-mlp": {
+        "strategy": "fsdp-full-shard",
+        "precision": "amp-bf16",
+        "model": MLP,
+        "tokens": 0,
+        "micro_batch": 256,
+    },
     "grad-op-amp-llama": {"strategy": "fsdp-shard-grad-op", "precision": "amp-bf16", "model": LLAMA},
     "full-shard-accumulation": {"strategy": "fsdp-full-shard", "accumulation": 3},
     "grad-op-accumulation": {"strategy": "fsdp-shard-grad-op", "accumulation": 2},

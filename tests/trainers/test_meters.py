@@ -103,6 +103,12 @@ def test_kept_gradients_are_always_there(one: dict[str, Result]) -> None:
     assert rank.by_moment["start"] - plain.by_moment["start"] == PARAMETERS
 
 
+def test_building_the_model_never_takes_more_than_a_step(one: dict[str, Result], two: dict[str, Result]) -> None:
+    """The model is built on meta and filled tensor by tensor, so no copy of it is made on the way."""
+    for rank in (rank for result in (*one.values(), *two.values()) for rank in result.ranks):
+        assert rank.init_peak is not None and rank.init_peak <= rank.allocated_peak
+
+
 def test_what_is_divided_is_divided(two: dict[str, Result]) -> None:
     def total(name: str, field: str) -> int:
         return sum(getattr(rank, field) for rank in two[name].ranks)

@@ -13,7 +13,6 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from memcalc.errors import PlanError
 from memcalc.plan import Plan
 from trainers import optimizers
 from trainers.backends import Prepared, device_of
@@ -21,16 +20,8 @@ from trainers.models import dtype_of, materialise, units
 
 __all__ = ["prepare"]
 
-# torch/optim/_adafactor.py squares norms of rows and columns in place, which DTensor refuses (seen with 2.13).
-_WHOLE_TENSORS = ("adafactor",)
-
-
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
-    """``fully_shard`` each block, then the rest as the root; only shards are ever given memory. Raises PlanError."""
-    if plan.optimizer in _WHOLE_TENSORS:
-        raise PlanError(
-            f"{plan.optimizer} cannot step sharded tensors in torch; take ddp or zero-1, or another optimizer"
-        )
+    """``fully_shard`` each block, then the rest as the root; only shards are ever given memory."""
     precision = plan.precision_row
     policy = MixedPrecisionPolicy()
     if precision.autocast:

@@ -1,0 +1,111 @@
+"""Timeline of one step → the run it stands for → what the caching allocator reserves.
+
+A timeline is one steady step with everything alive at its start. What an allocator holds depends on how it came
+to that: a run builds the model, makes the optimizer's states in the first step, when backward has already left its
+segments behind, and then repeats the step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from memcalc.allocator_options import AllocatorOptions
+from memcalc.plan import Plan
+from memcalc.replay import DEFAULT, Reserved, replay
+from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+
+__all__ = ["STREAMS", "replayed", "run", "streams"]
+
+_INPUTS, _OPTIMIZER = CATEGORIES.index("inputs"), CATEGORIES.index("optimizer")
+_STEP = MOMENTS.index("step")
+
+# Streams of their own under fully_shard (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py): foreach_all_gather
+# casts shards and makes the flat buffer on the copy-in stream, foreach_reduce makes the sharded gradients on the
+# reduce-scatter stream. The full parameters and the reduce-scatter's input are made on the stream of the computation.
+STREAMS = {" cast shard": 1, " gather": 1, " shards gradient": 2}
+
+Event = tuple[int, int]
+
+
+def replayed(
+    plan: Plan,
+    timeline: Timeline,
+    options: AllocatorOptions = DEFAULT,
+    *,
+    capacity: int | None = None,
+    steps: int = 2,
+) -> Reserved:
+    """What the allocator reserves from the model's construction through ``steps`` steps.
+
+    >>> from memcalc.ledger import ledger
+    >>> from memcalc.models import MODELS
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=8, precision="amp-bf16", gpu="a100-80gb")
+    >>> found = replayed(plan, ledger(plan))
+    >>> found.peak_reserved >= found.peak_allocated >= ledger(plan).peak().bytes
+    True
+    """
+    return replay(run(timeline, steps), options, capacity=capacity, streams=streams(plan, timeline, steps))
+
+
+def run(timeline: Timeline, steps: int = 2) -> list[Event]:
+    """Allocations and frees from construction through ``steps`` steps, as ``(ident, bytes)``.
+
+    In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
+    What the timeline's step frees of the step before (a batch, under NO_SHARD gradients) the first has not got.
+    """
+    events, states, body = _parts(timeline)
+    size = len(timeline.names)
+    made = {ident for ident, delta in body if delta > 0}
+    inherited = _inheritance(timeline, body)
+    moments = timeline.moment.tolist()[len(timeline.moment) - len(body) :]
+    first_update = moments.index(_STEP) if _STEP in moments else len(body)
+    for step in range(1, steps + 1):
+        for index, (ident, delta) in enumerate(body):
+            if step == 1 and index == first_update:
+                events += states
+            if ident in made:
+                events.append((ident + step * size, delta))
+            elif step > 1 and ident in inherited:
+                events.append((inherited[ident] + (step - 1) * size, delta))
+        if step == 1 and first_update == len(body):
+            events += states
+    return events
+
+
+def streams(plan: Plan, timeline: Timeline, steps: int = 2) -> dict[int, int]:
+    """The stream of every ident of ``run`` that is not on the computation's own."""
+    if not plan.strategy_row.gathers:
+        return {}
+    found = {
+        ident: stream
+        for ident, name in enumerate(timeline.names)
+        for ending, stream in STREAMS.items()
+        if name.endswith(ending)
+    }
+    size = len(timeline.names)
+    return {ident + step * size: stream for ident, stream in found.items() for step in range(steps + 1)}
+
+
+def _parts(timeline: Timeline) -> tuple[list[Event], list[Event], list[Event]]:
+    """Construction, the optimizer's states, and the step, which begins after the batch the step before has left."""
+    category, events = (
+        timeline.category.tolist(),
+        list(zip(timeline.ident.tolist(), timeline.delta.tolist(), strict=True)),
+    )
+    inputs = [i for i, kind in enumerate(category) if kind == _INPUTS][:2]
+    start = inputs[-1] + 1 if inputs else 0
+    body = events[start:]
+    left = {ident for ident, delta in body if delta < 0} - {ident for ident, delta in body if delta > 0}
+    before = [(event, kind) for event, kind in zip(events[:start], category, strict=False) if event[0] not in left]
+    construction = [event for event, kind in before if kind != _OPTIMIZER]
+    return construction, [event for event, kind in before if kind == _OPTIMIZER], body
+
+
+def _inheritance(timeline: Timeline, body: list[Event]) -> dict[int, int]:
+    """What a step frees without having made it: the ident, and that of its like which the step before has left."""
+    made = [ident for ident, delta in body if delta > 0]
+    freed = [ident for ident, delta in body if delta < 0]
+    left = defaultdict(list)
+    for ident in sorted(set(made) - set(freed)):
+        left[timeline.names[ident]].append(ident)
+    return {ident: left[timeline.names[ident]].pop(0) for ident in sorted(set(freed) - set(made))}
