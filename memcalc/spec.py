@@ -77,3 +77,8 @@ class Model:
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0
     """Activation bytes one layer keeps for the whole micro batch, where someone stated them (family ``size``)."""
+
+    @property
+    def blocks(self) -> int:
+        """Repeated parts, which can be checkpointed and sharded one by one."""
+        return self.layers + self.decoder_layers + sum(self.stages)
