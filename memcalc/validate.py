@@ -1,8 +1,8 @@
 """Many small plans run for real on this machine's CPUs, each held against its estimate.
 
 One torchrun call per world size runs all plans of that size one after the other (``trainers/matrix.py``),
-so that a plan costs about a second and not a start of torch. oneDNN is off in these runs: its scratch memory
-for 16-bit products depends on the CPU and is no part of the model.
+so that a plan costs about a second and not a start of torch. oneDNN is off in these runs, but for
+convolutional families: its scratch memory for 16-bit products depends on the CPU and is no part of the model.
 """
 
 from __future__ import annotations

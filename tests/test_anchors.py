@@ -234,3 +234,33 @@ def test_resnets_save_what_torchvisions_save(name: str, precision: str) -> None:
     saved = timeline.at_moment("backward", "activations") + images
     assert saved / MIB == pytest.approx(RESNET_SAVED[name][precision], abs=0.2)
     assert largest(timeline, "pool indices") == 32 * 64 * 56 * 56 * 8 == 49 * MIB
+
+
+def test_experts_keep_rows_for_each_of_their_tokens() -> None:
+    """Counted by hand from the module: one more expert a token keeps, in 16 bit, its rows (h), gate, silu, up and
+    product (4 f), what it says (h) and that times its share (h), and 30 B: three int64 indices, a float32
+    probability and a 16-bit share."""
+
+    def kept(top_k: int) -> int:
+        model = dataclasses.replace(MODELS["mixtral-8x7b"], layers=1, top_k=top_k)
+        return ledger(Plan(model=model, tokens=512, micro_batch=1, precision="bf16")).at_moment("loss", "activations")
+
+    model = MODELS["mixtral-8x7b"]
+    assert kept(3) - kept(2) == 512 * (2 * (4 * model.ffn + 3 * model.hidden) + 30)
+
+
+def test_t5_keeps_its_softmax_in_float32_and_a_copy() -> None:
+    """Counted by hand from the module: the part of a block that grows by the square of the tokens is 4 + 2 bytes an
+    element of the scores in 16 bit, and 4 in float32."""
+
+    def block(tokens: int, precision: str) -> int:
+        two, three = (dataclasses.replace(MODELS["t5-base"], layers=layers) for layers in (2, 3))
+        return kept(three, tokens, precision) - kept(two, tokens, precision)
+
+    def kept(model: Model, tokens: int, precision: str) -> int:
+        plan = Plan(model=model, tokens=tokens, micro_batch=2, precision=precision)
+        return ledger(plan).at_moment("loss", "activations")
+
+    for precision, size in (("bf16", 6), ("fp32", 4)):
+        square = 12 * (512**2 - 2 * 256**2) * 2
+        assert block(512, precision) - 2 * block(256, precision) == size * square

@@ -47,6 +47,8 @@ class Family:
     """Only its size is known: neither its tensors one by one nor its matrix products."""
     sequences: int = 1
     """Token sequences in one sample's input: two for an encoder and a decoder."""
+    convolves: bool = False
+    """Most of its work is convolutions, which are played as oneDNN computes them on the CPU."""
     written_out: bool = False
     """Attention is always written out, because no fused kernel can do it."""
     objective: str = "next"
