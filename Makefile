@@ -45,6 +45,7 @@ format: $(INSTALLED) ## rewrite the sources in the style that lint asks for
 
 docs: $(INSTALLED) ## run the commands shown in the docs again, then build docs/_build
 	$(PY) docs/transcripts.py
+	$(PY) docs/published.py
 	$(PY) docs/render.py
 
 bench: $(INSTALLED) ## how fast: a cold start, a recommendation, the training loop

@@ -53,18 +53,19 @@ def write_text(path: Path, text: str) -> None:
                 f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}; give the name of a file"
             )
         path = path.resolve()
+        mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
+            os.chmod(temporary, mode)
             os.replace(temporary, path)
         except BaseException:
             os.unlink(temporary)
             raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: resolve() in a circle of links
         raise FileError(f"{path} cannot be written: {_cause(error)}") from None
 
 

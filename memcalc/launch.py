@@ -1,19 +1,13 @@
 """Starting a plan for real: everything that can be checked first, then one call of torchrun.
 
-A run owns its folder:
-
-    OUT/plan.json               the plan
-    OUT/logs/torchrun.log       what torchrun said; logs/rank-R.log is what rank R said
-    OUT/errors/rank-R.json      why rank R failed, when it did
-    OUT/measured/, run.json     memory by rank and moment; losses, speed, versions
-    OUT/checkpoints/step-N/     sharded checkpoints
+A run owns its folder; memcalc.run_folder says what is in it.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -21,13 +15,12 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from memcalc.errors import FileError, PlanError, RunError
+from memcalc.errors import PlanError, RunError
 from memcalc.failure import failure
 from memcalc.plan import Plan
-from memcalc.precision import DTYPE_BYTES
-from memcalc.supervise import GRACE_SECONDS, supervise
+from memcalc.run_folder import check_folder, check_space, newest_checkpoint, prepare
+from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
-from memcalc.units import format_bytes
 
 __all__ = [
     "Run",
@@ -36,7 +29,6 @@ __all__ = [
     "environment",
     "installed_torch",
     "launch",
-    "prepare",
     "require_torch",
 ]
 
@@ -67,18 +59,30 @@ def launch(
     """
     for warning in check(plan, out=out, training=training):
         show(f"warning: {warning}")
-    prepare(plan, out)
+    prepare(plan, training, out)
     started = time.monotonic()
-    code = supervise(
-        command(plan.ranks, TRAINERS, str(out / "plan.json"), str(out), *training.arguments()),
-        environment=environment(os.environ),
-        errors=out / "logs" / "torchrun.log",
-        show=show,
-        grace_seconds=grace_seconds,
-    )
+    try:
+        code = supervise(
+            command(plan.ranks, TRAINERS, str(out / "plan.json"), str(out), *training.arguments()),
+            environment=environment(os.environ),
+            errors=out / "logs" / "torchrun.log",
+            show=show,
+            grace_seconds=grace_seconds,
+        )
+    except Stopped as stopped:
+        raise Stopped(stopped.signal, _how_to_go_on(out)) from None
     if code:
         raise failure(plan, out, code)
     return Run(out=out, seconds=time.monotonic() - started)
+
+
+def _how_to_go_on(out: Path) -> str:
+    """What can be done with a run that was stopped; its folder knows plan and training."""
+    checkpoint = newest_checkpoint(out)
+    if checkpoint is None:
+        return "no checkpoint was written; --checkpoint-every N keeps some"
+    words = ["memcalc", "launch", str(out / "plan.json"), "--out", str(out), "--resume"]
+    return f"resume with: {shlex.join(words)} (from step {checkpoint[0]})"
 
 
 def command(ranks: int, module: str, *arguments: str) -> list[str]:
@@ -106,15 +110,20 @@ def check(plan: Plan, *, out: Path, training: Training) -> list[str]:
         )
     if plan.nodes > 1:
         raise PlanError(f"the plan is for {plan.nodes} nodes; launch starts ranks on this machine only")
-    _check_folder(plan, out, resume=training.resume)
-    _check_space(plan, out)
+    if not plan.optimizer_row.library.startswith("torch."):
+        raise PlanError(
+            f"{plan.optimizer} can be estimated but not trained: {plan.optimizer_row.library} is not part of torch, "
+            "take adamw"
+        )
+    check_folder(plan, out, resume=training.resume)
+    check_space(plan, out)
     return _check_machine(plan)
 
 
 def require_torch() -> None:
     """Raises RunError where torch is not installed; looks without importing it."""
     if importlib.util.find_spec("torch") is None:
-        raise RunError("torch is not installed; to train: pip install 'gpu-memcalc[train]'")
+        raise RunError("torch is not installed; to train: pip install 'torch>=2.6'")
 
 
 def installed_torch() -> str | None:
@@ -142,51 +151,3 @@ def _check_machine(plan: Plan) -> list[str]:
             f"the plan is for torch {plan.torch}, installed is {installed_torch()}: its estimate may differ"
         )
     return warnings
-
-
-def _check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
-    if out.exists() and not out.is_dir():
-        raise FileError(f"{out} is a file; give a folder for the run")
-    if not resume:
-        if out.is_dir() and any(out.iterdir()):
-            raise FileError(f"{out} is not empty; give another folder, or --resume to continue the run in it")
-    elif not (out / "plan.json").exists() or not any((out / "checkpoints").glob("step-*")):
-        raise FileError(f"{out} holds no run with a checkpoint; nothing to resume")
-    else:
-        before = Plan.load(out / "plan.json")
-        for field in ("model", "optimizer", "precision"):
-            if getattr(before, field) != getattr(plan, field):
-                raise PlanError(f"{out} holds a run with another {field}; a resumed run keeps it")
-    place = _existing(out)
-    if not place.is_dir():
-        raise FileError(f"{out} cannot be made: {place} is a file")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise FileError(f"{out} cannot be written: no permission in {place}")
-
-
-def _check_space(plan: Plan, out: Path) -> None:
-    dtype = plan.precision_row.weights
-    weights = plan.family.weights(plan.model)
-    parameters = sum(weight.numel for weight in weights) * DTYPE_BYTES[dtype]
-    states = sum(sum(plan.optimizer_row.state_bytes(weight, dtype)) for weight in weights)
-    needed, free = 2 * parameters + states, shutil.disk_usage(_existing(out)).free
-    if free < needed:
-        raise FileError(
-            f"{out} has {format_bytes(free)} left; one checkpoint and the final weights need {format_bytes(needed)}"
-        )
-
-
-def _existing(path: Path) -> Path:
-    """The path or its nearest parent that exists."""
-    path = path.absolute()
-    return next(place for place in (path, *path.parents) if place.exists())
-
-
-def prepare(plan: Plan, out: Path) -> None:
-    """Make the run's folder and put the plan in it; what an earlier try said about its failure goes."""
-    try:
-        (out / "logs").mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(out / "errors", ignore_errors=True)
-    except OSError as error:
-        raise FileError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
-    plan.save(out / "plan.json")

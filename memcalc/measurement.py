@@ -12,17 +12,16 @@ import dataclasses
 import json
 import math
 import re
-import types
-import typing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from memcalc.errors import FileError, MemcalcError, UnknownNameError, shorten
+from memcalc.errors import FileError, InputError, UnknownNameError, shorten
 from memcalc.files import read_json, write_text
 from memcalc.plan import Plan
+from memcalc.records import build
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 
 __all__ = ["MEASUREMENT_VERSION", "Measurement", "RankMeasurement"]
@@ -66,7 +65,7 @@ class RankMeasurement:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 0:
-                raise FileError(f"{field.name} {value} is below 0")
+                raise InputError(f"{field.name} {value} is below 0")
 
     def to_json(self) -> str:
         """The measurement as JSON text.
@@ -172,28 +171,10 @@ def _fields(source: Path | str, name: str, mark: str) -> dict[str, Any]:
 
 def _build(cls: type, fields: dict[str, Any], name: str) -> Any:
     """``cls(**fields)``, with wrong types, unknown and missing keys refused by name."""
-    for key, hint in typing.get_type_hints(cls).items():
-        if key in fields and not _is_a(fields[key], hint):
-            raise FileError(f"{name} is damaged: {key} is {shorten(fields[key])}")
     try:
-        return cls(**fields)
-    except MemcalcError as error:
+        return build(cls, fields, f"{name} is damaged")
+    except InputError as error:
         raise FileError(f"{name}: {error}") from None
-    except TypeError as error:
-        raise FileError(f"{name} is damaged: {str(error).split('__init__() ')[-1]}") from None
-
-
-def _is_a(value: Any, hint: Any) -> bool:
-    kind, parts = typing.get_origin(hint) or hint, typing.get_args(hint)
-    if kind in (typing.Union, types.UnionType):
-        return any(_is_a(value, part) for part in parts)
-    if kind is dict:
-        return isinstance(value, dict) and all(_is_a(k, parts[0]) and _is_a(v, parts[1]) for k, v in value.items())
-    if kind is list:
-        return isinstance(value, list) and all(_is_a(item, parts[0]) for item in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    return isinstance(value, kind) and not (kind is int and isinstance(value, bool))
 
 
 def _timeline_to_dict(timeline: Timeline) -> dict[str, Any]:

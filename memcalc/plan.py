@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-import types
-import typing
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from memcalc.hardware import GPUS, Gpu
 from memcalc.models import FAMILIES, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
+from memcalc.records import build, check_types
 from memcalc.strategies import STRATEGIES, Strategy
 
 __all__ = ["ATTENTIONS", "DEVICES", "PLAN_VERSION", "Plan"]
@@ -73,6 +72,7 @@ class Plan:
     """torch version, major.minor: what older ones kept in memory differs."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         self._check_fields()
         self._check_world()
         self._check_attention()
@@ -95,8 +95,8 @@ class Plan:
                 raise UnknownNameError(field.replace("_", " "), getattr(self, field), known)
         if self.torch_version < (1, 12):
             raise PlanError(f"torch {self.torch} is older than 1.12, the oldest version memcalc knows")
-        for row in (self.strategy_row, self.precision_row, self.optimizer_row, self.gpu_row, self.family):
-            del row  # looked up to refuse unknown names
+        # Looking a name up refuses an unknown one.
+        _ = self.strategy_row, self.precision_row, self.optimizer_row, self.gpu_row, self.family
         if self.optimizer_kind not in self.optimizer_row.kinds:
             kinds = ", ".join(self.optimizer_row.kinds)
             raise PlanError(f"{self.optimizer} has no {self.optimizer_kind} form; it has: {kinds}")
@@ -173,10 +173,10 @@ class Plan:
     @property
     def torch_version(self) -> tuple[int, int]:
         """``(major, minor)``."""
-        parts = self.torch.split(".")
-        if len(parts) < 2 or not all(part.isdigit() and len(part) < 4 for part in parts[:2]):
+        match = re.match(r"([0-9]{1,3})\.([0-9]{1,3})(?![0-9])", self.torch)
+        if match is None:
             raise PlanError(f"torch version {shorten(self.torch)} cannot be read; write it like 2.13")
-        return int(parts[0]), int(parts[1])
+        return int(match[1]), int(match[2])
 
     @property
     def global_batch(self) -> int:
@@ -195,15 +195,15 @@ class Plan:
                 f"{source} is not a memcalc plan (a JSON object with 'memcalc_plan'); make one with recommend --save-plan"
             )
         version = data["memcalc_plan"]
-        if version != PLAN_VERSION:
+        if type(version) is not int or version != PLAN_VERSION:
             newer = isinstance(version, int) and version > PLAN_VERSION
             cure = "update memcalc" if newer else "make it anew with recommend --save-plan"
             raise FileError(
                 f"{source} is a plan of version {shorten(version)}; this memcalc reads version {PLAN_VERSION}: {cure}"
             )
         fields = {key: value for key, value in data.items() if key != "memcalc_plan"}
-        fields["model"] = _build(Model, fields.get("model"), f"{source}: model")
-        return _build(cls, fields, source)
+        fields["model"] = build(Model, fields.get("model"), f"{source}: model")
+        return build(cls, fields, source)
 
     @classmethod
     def from_json(cls, text: str, source: str = "plan") -> Plan:
@@ -211,52 +211,15 @@ class Plan:
         return cls.from_dict(read_json(text, source), source)
 
     @classmethod
-    def load(cls, path: Path) -> Plan:
+    def load(cls, path: str | Path) -> Plan:
         """A plan from a file. Raises FileError."""
-        return cls.from_dict(read_json(path, str(path)), str(path))
+        return cls.from_dict(read_json(Path(path), str(path)), str(path))
 
-    def save(self, path: Path) -> None:
+    def save(self, path: str | Path) -> None:
         """Write the plan, whole or not at all. Raises FileError."""
-        write_text(path, self.to_json())
+        write_text(Path(path), self.to_json())
 
 
 def _at_least(name: str, value: int, least: int) -> None:
     if value < least:
         raise PlanError(f"{name.replace('_', ' ')} {value} must be at least {least}")
-
-
-def _build(cls: type, fields: Any, source: str) -> Any:
-    """``cls(**fields)``, with unknown keys, missing keys and wrong types refused by name."""
-    if not isinstance(fields, dict):
-        raise FileError(f"{source}: expected an object, found {shorten(fields)}")
-    known = {field.name: field for field in dataclasses.fields(cls)}
-    for key in fields:
-        if key not in known:
-            raise FileError(f"{source}: {UnknownNameError('key', key, known)}")
-    for name, kind in typing.get_type_hints(cls).items():
-        if name in fields and not _is_a(fields[name], kind):
-            raise FileError(f"{source}: {name} is {shorten(fields[name])}, which is not {_kind_name(kind)}")
-    fields = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
-    try:
-        return cls(**fields)
-    except TypeError as error:
-        raise FileError(f"{source}: {str(error).split('__init__() ')[-1]}") from None
-
-
-def _is_a(value: Any, kind: Any) -> bool:
-    if isinstance(kind, types.UnionType):
-        return any(_is_a(value, option) for option in typing.get_args(kind))
-    if typing.get_origin(kind) is tuple:  # JSON has lists
-        return isinstance(value, list | tuple) and all(_is_a(item, typing.get_args(kind)[0]) for item in value)
-    if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if kind is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= 10**18
-    return isinstance(value, kind)
-
-
-def _kind_name(kind: Any) -> str:
-    names = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-    if typing.get_origin(kind) is tuple:
-        return "a list of whole numbers"
-    return names.get(kind, str(kind).replace("|", "or"))

@@ -138,9 +138,12 @@ def structures(job: Search) -> Iterator[list[Plan]]:
                 accumulation, left = divmod(job.global_batch, micro_batch * ranks)
                 if left or not accumulation:
                     continue
-            plans.append(replace(
-                job.base, ranks=ranks, strategy=strategy, checkpoint_every=every, precision=precision,
-                micro_batch=micro_batch, accumulation=accumulation, reentrant=job.base.reentrant and every > 0,
-            ))  # fmt: skip
+            try:
+                plans.append(replace(
+                    job.base, ranks=ranks, strategy=strategy, checkpoint_every=every, precision=precision,
+                    micro_batch=micro_batch, accumulation=accumulation, reentrant=job.base.reentrant and every > 0,
+                ))  # fmt: skip
+            except PlanError:  # choices that cannot stand together, such as Adafactor on shards
+                break
         if plans:
             yield plans

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from memcalc.spec import Weight
 
-__all__ = ["ddp_buckets", "greedy_partition", "rows_per_rank"]
+__all__ = ["ddp_buckets", "fullest", "greedy_partition", "rows_per_rank"]
 
 
 def rows_per_rank(shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
@@ -40,6 +40,16 @@ def greedy_partition(weights: Sequence[Weight], ranks: int) -> list[list[Weight]
         parts[rank].append(weight)
         sizes[rank] += weight.numel
     return parts
+
+
+def fullest(parts: Sequence[Sequence[Weight]]) -> int:
+    """The rank whose part holds most elements; among equals the one with more tensors, then the first.
+
+    >>> fullest([[Weight("a", (6,))], [Weight("b", (4,)), Weight("c", (2,))]])
+    1
+    """
+    # More tensors are more step counters.
+    return max(range(len(parts)), key=lambda rank: (sum(w.numel for w in parts[rank]), len(parts[rank])))
 
 
 def ddp_buckets(weights: Sequence[Weight], itemsize: int, bucket_mb: int) -> list[int]:

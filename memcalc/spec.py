@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from math import prod
+
+from memcalc.errors import PlanError
+from memcalc.records import check_types
 
 __all__ = ["HEAD", "ROOT", "Model", "Weight"]
 
@@ -77,6 +81,13 @@ class Model:
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0
     """Activation bytes one layer keeps for the whole micro batch, where someone stated them (family ``size``)."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < 0:
+                raise PlanError(f"model {self.name}: {field.name} {value} must be at least 0")
 
     @property
     def blocks(self) -> int:

@@ -37,10 +37,10 @@ _POLL_SECONDS = 0.1
 class Stopped(RunError):
     """The run was stopped by a signal; the exit code is the shell's for that signal."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, advice: str = "") -> None:
         self.signal = signal.Signals(number)
         self.exit_code = 128 + number
-        super().__init__(f"stopped by {self.signal.name}; no process of the run is left")
+        super().__init__(f"stopped by {self.signal.name}; no process of the run is left{advice and '; '}{advice}")
 
 
 def supervise(

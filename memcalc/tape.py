@@ -75,6 +75,16 @@ class _Stop(Exception):
     """Raised inside a recomputation once everything the nodes had saved is there again."""
 
 
+def _references_of_one_kept_in_a_list() -> int:
+    """What sys.getrefcount says of an object that one list and one local name refer to; versions of Python differ."""
+    kept = [object()]
+    held = kept[0]
+    return sys.getrefcount(held)
+
+
+_ALONE = _references_of_one_kept_in_a_list()
+
+
 class Tape(Recorder):
     """Records the allocations of one training step.
 
@@ -177,7 +187,7 @@ class Tape(Recorder):
         held = grads[slot]
         if held is None:
             grads[slot] = grad
-        elif sys.getrefcount(held) > 3 or held.view:  # three: the buffer, the local name, the call itself
+        elif sys.getrefcount(held) > _ALONE or held.view:
             grads[slot] = self.copy_of(held, "sum of gradients", "temporary")
 
     def _receive_weight(self, weight: Weight, grad: Storage) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from memcalc.errors import FileError, InputError
+from memcalc.files import read_json, write_text
 
-__all__ = ["Training"]
+__all__ = ["TRAINING_VERSION", "Training"]
+
+TRAINING_VERSION = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +66,26 @@ class Training:
             if getattr(self, name) is not None:
                 words += [f"--{name}", str(getattr(self, name))]
         return [*words, "--resume"] if self.resume else words
+
+    def as_saved(self) -> dict[str, Any]:
+        """What a run's folder keeps: everything but ``resume``, with paths that hold wherever one stands."""
+        found = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "resume"}
+        return {name: value.absolute() if isinstance(value, Path) else value for name, value in found.items()}
+
+    def save(self, path: Path) -> None:
+        """Write it, whole or not at all. Raises FileError."""
+        write_text(
+            path, json.dumps({"memcalc_training": TRAINING_VERSION} | self.as_saved(), indent=2, default=str) + "\n"
+        )
+
+    @staticmethod
+    def saved(path: Path) -> dict[str, Any]:
+        """What ``save`` wrote, as ``as_saved`` had it; values are not judged yet. Raises FileError."""
+        found = read_json(path, str(path))
+        if not isinstance(found, dict) or found.pop("memcalc_training", None) != TRAINING_VERSION:
+            raise FileError(f"{path} does not say how a run is trained; launch writes it")
+        paths = {name: Path(found[name]) for name in ("data", "tokenizer") if isinstance(found.get(name), str)}
+        return found | paths
 
     def rate_at(self, step: int) -> float:
         """Learning rate: up in a line over the first tenth, at most 100 steps, then down in a cosine to a tenth.

@@ -102,9 +102,9 @@ FAULTS = [
     ),
     Fault(
         name="the emptiest rank stands for the fullest",
-        file="parallel/ddp.py",
-        right="return max(parts",
-        wrong="return min(parts",
+        file="sharding.py",
+        right="return max(range(len(parts))",
+        wrong="return min(range(len(parts))",
     ),
     Fault(
         name="full and grad-op sharding are swapped",

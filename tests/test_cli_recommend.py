@@ -202,3 +202,14 @@ def test_help_teaches_by_example(run: Run) -> None:
     text = run("--help").output
     assert "memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb" in text
     assert "--allow-pure-16bit" in text
+
+
+def test_of_a_model_known_by_its_size_no_micro_batch_is_made_up(run: Run) -> None:
+    words = ["--params", "7b", "--gpus", "8", "--gpu", "a100"]
+    result = run(*words)
+    lines = result.output.splitlines()
+    assert lines[0].endswith(": micro batch not given on 8 ranks, amp-bf16, checkpointing none")
+    assert lines[1].startswith("7,000,000,000 parameters on 8 x a100-40gb")
+    assert "micro batch 0" not in result.output
+    rows = list(csv.DictReader(io.StringIO(run(*words, "--format", "csv").output)))
+    assert rows and all(row["micro_batch"] == "" for row in rows)

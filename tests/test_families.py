@@ -27,6 +27,9 @@ MOE, T5, RESNET = (MODELS[name] for name in ("mixtral-8x7b", "t5-base", "resnet-
         ("resnet-18", {"stages": (2, 0)}, r"stages \[2, 0\] must be numbers of blocks"),
         ("resnet-18", {"stages": (10**6,)}, "must be a slip"),
         ("t5-base", {"buckets": 0}, "buckets 0 must be at least 1"),
+        ("t5-base", {"kv_heads": 6}, "6 key/value heads, but t5 has one for each of its 12 heads"),
+        ("bert-base", {"tied": False}, "tied is false, but the head of bert is the token embedding itself"),
+        ("mixtral-8x7b", {"tied": True}, "tied is true, but the head of moe is a matrix of its own"),
         ("t5-base", {"heads": 7}, "7 heads do not divide hidden 768"),
     ],
 )
@@ -60,7 +63,7 @@ def test_plans_a_family_cannot_follow_are_refused(model: str, changes: dict[str,
 def test_stages_are_read_as_whole_numbers(stages: object) -> None:
     data = json.loads(Plan(model=RESNET, micro_batch=1).to_json())
     data["model"]["stages"] = stages
-    with pytest.raises(FileError, match="which is not a list of whole numbers"):
+    with pytest.raises(FileError, match="which is not a list, each of it a whole number"):
         Plan.from_json(json.dumps(data))
 
 

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a module imports from its own row or from rows above it, never from a row below.
 LAYERS = [
-    ["errors", "units", "files"],
+    ["errors", "units", "files", "records"],
     ["catalog"],
     ["precision", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
@@ -37,9 +37,11 @@ LAYERS = [
         "recommend",
         "measurement",
         "meters",
+        "bench",
         "compare",
         "supervise",
         "training",
+        "run_folder",
         "failure",
         "launch",
         "validate",

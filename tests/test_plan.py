@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc.errors import FileError, MemcalcError, PlanError, UnknownNameError
-from memcalc.models import MODELS
+from memcalc.models import MODELS, Model
 from memcalc.plan import PLAN_VERSION, Plan
 
 GPT2 = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2)
@@ -51,7 +51,7 @@ def test_a_plan_survives_a_file(tmp_path: Path) -> None:
         ({"ranks": 3, "nodes": 2, "strategy": "ddp"}, "3 ranks do not divide over 2 nodes"),
         ({"reentrant": True}, "checkpointing is off"),
         ({"dropout": 1.0}, "dropout 1.0 must be at least 0 and below 1"),
-        ({"dropout": float("nan")}, "dropout nan must be"),
+        ({"dropout": float("nan")}, "dropout is nan, which is not a finite number"),
         ({"torch": "two"}, "torch version 'two' cannot be read"),
         ({"torch": "1.9"}, "older than 1.12"),
         ({"model": dataclasses.replace(GPT2.model, heads=5)}, "5 heads do not divide hidden 64"),
@@ -112,7 +112,7 @@ def test_a_plan_of_a_newer_version_says_what_to_update() -> None:
         ("ranks", "2", "ranks is '2', which is not a whole number"),
         ("ranks", 2.0, "ranks is 2.0, which is not a whole number"),
         ("ranks", True, "ranks is True, which is not a whole number"),
-        ("ranks", 10**40, "which is not a whole number"),
+        ("ranks", 10**40, "which is more than 1e18"),
         ("reentrant", 1, "reentrant is 1, which is not true or false"),
         ("strategy", None, "strategy is None, which is not text"),
         ("stratgy", "ddp", "unknown key 'stratgy'; did you mean 'strategy'"),
@@ -141,3 +141,42 @@ def read_or_refused(text: str) -> Plan | None:
         return Plan.from_json(text)
     except MemcalcError:
         return None
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("micro_batch", 1.5), ("micro_batch", True), ("micro_batch", "1"), ("tokens", 10.5), ("ranks", 2.0),
+     ("set_to_none", "x"), ("model", "gpt2"), ("torch", 2.13), ("checkpoint_every", 1.5), ("gpu", 3)],
+)  # fmt: skip
+def test_a_plan_that_exists_has_the_right_types(field: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=f"^{field.replace('_', ' ')} is "):
+        dataclasses.replace(GPT2, **{field: value})
+
+
+@pytest.mark.parametrize("field", ["layers", "features", "layer_bytes", "kv_heads", "parameters", "classes", "vocab"])
+def test_no_number_of_a_model_is_negative(field: str) -> None:
+    fields: dict[str, Any] = {"name": "m", "family": "size", "parameters": 10, field: -4}
+    with pytest.raises(PlanError, match=f"{field} -4 must be at least 0"):
+        Model(**fields)
+
+
+@pytest.mark.parametrize("version", ["2.²", "٢.١", "2", "2.x", "", "2.1234"])
+def test_odd_torch_versions_are_refused(version: str) -> None:
+    with pytest.raises(PlanError, match="cannot be read"):
+        dataclasses.replace(GPT2, torch=version)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [("gpt2-tiny", {"kv_heads": 2}, "has one for each"), ("gpt2-tiny", {"tied": False}, "token embedding itself"),
+     ("llama-tiny", {"tied": True}, "a matrix of its own"), ("llama-tiny", {"hidden": 12}, "even width")],
+)  # fmt: skip
+def test_what_a_family_cannot_be_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        Plan(model=dataclasses.replace(MODELS[name], **changes), tokens=8, micro_batch=1)
+
+
+def test_paths_may_be_text(tmp_path: Path) -> None:
+    path = str(tmp_path / "plan.json")
+    GPT2.save(path)
+    assert Plan.load(path) == GPT2

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memcalc.ledger import ledger
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from memcalc.sharding import ddp_buckets, greedy_partition, rows_per_rank
+from memcalc.sharding import ddp_buckets, fullest, greedy_partition, rows_per_rank
 from memcalc.spec import Weight
 
 shapes = st.lists(st.integers(1, 40), min_size=1, max_size=3).map(tuple)
@@ -36,6 +36,14 @@ def test_every_tensor_goes_to_one_rank_and_no_rank_holds_a_tensor_too_many(weigh
     sizes = [sum(weight.numel for weight in part) for part in parts]
     # A tensor goes to the emptiest rank, so the fullest is ahead of it by its last tensor at most.
     assert max(sizes) - min(sizes) <= max(weight.numel for weight in weights)
+
+
+@given(weights, ranks)
+def test_the_fullest_part_holds_most_and_among_equals_most_tensors(weights: list[Weight], ranks: int) -> None:
+    parts = greedy_partition(weights, ranks)
+    keys = [(sum(weight.numel for weight in part), len(part)) for part in parts]
+    assert keys[fullest(parts)] == max(keys)
+    assert keys.index(max(keys)) == fullest(parts)
 
 
 @given(weights, st.sampled_from([2, 4]), st.integers(1, 30))

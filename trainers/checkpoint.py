@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -29,12 +28,11 @@ from torch.distributed.tensor import DTensor
 from memcalc.errors import FileError, PlanError, shorten
 from memcalc.files import read_json, write_text
 from memcalc.plan import Plan
+from memcalc.run_folder import COMPLETE
 from trainers.backends import Prepared
 from trainers.process import Process
 
-__all__ = ["Resumed", "load", "newest", "parameters", "save", "save_weights"]
-
-_MARKER = "done.json"
+__all__ = ["Resumed", "load", "parameters", "save", "save_weights"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -75,23 +73,13 @@ def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progres
         raise FileError(f"checkpoint {path} cannot be written: {_cause(error)}") from error
     if process.first:
         marker = dataclasses.asdict(progress) | {"model": dataclasses.asdict(plan.model), "optimizer": plan.optimizer}
-        write_text(path / _MARKER, json.dumps(marker) + "\n")
+        write_text(path / COMPLETE, json.dumps(marker) + "\n")
     dist.barrier()
-
-
-def newest(folder: Path) -> Path | None:
-    """The complete checkpoint of the latest step, if there is one."""
-    found = {
-        int(match[1]): path
-        for path in folder.glob("step-*")
-        if (match := re.fullmatch(r"step-(\d+)", path.name)) and (path / _MARKER).exists()
-    }
-    return found[max(found)] if found else None
 
 
 def load(path: Path, prepared: Prepared, plan: Plan) -> Resumed:
     """Fill model and optimizer from a checkpoint. Raises FileError, and PlanError when it is of another model."""
-    marker = read_json(path / _MARKER, str(path / _MARKER))
+    marker = read_json(path / COMPLETE, str(path / COMPLETE))
     if marker.get("model") != dataclasses.asdict(plan.model) or marker.get("optimizer") != plan.optimizer:
         raise PlanError(f"{path} was saved by a run with another model or optimizer; a resumed run keeps both")
     _make_states(prepared, plan)

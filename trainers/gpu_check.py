@@ -1,4 +1,4 @@
-"""The model of memory held against one real GPU; sharded strategies too, as rank 0 of 8 that are not there.
+"""The model of memory held against one real GPU; sharded strategies too, as the fullest rank of 8 that are not there.
 
 python -m trainers.gpu_check --out docs/validation           # needs torch and numpy, no install, no network
 python -m trainers.gpu_check --device cpu --out /tmp/check   # the same on tiny models, to try the program itself
@@ -37,6 +37,7 @@ from memcalc.estimate import estimate
 from memcalc.files import write_text
 from memcalc.hardware import GPUS
 from memcalc.plan import Plan
+from memcalc.sharding import fullest, greedy_partition
 from memcalc.training import Training
 from trainers.backends import ddp
 from trainers.gpu_cases import cases
@@ -97,12 +98,12 @@ def main(words: list[str] | None = None) -> int:
 def measure(plan: Plan, seconds: int) -> dict[str, Any]:
     """Run one plan and compare; an OOM, a timeout or an error is a result too."""
     started = time.monotonic()
-    estimated = estimate(plan)
+    estimated, place = estimate(plan), fullest_rank(plan)
     result: dict[str, Any] = {"plan": json.loads(plan.to_json()), "estimated_peak": estimated.peak.bytes}
     try:
-        with tempfile.TemporaryDirectory() as folder, fake_group(plan.ranks), alarm(seconds):
+        with tempfile.TemporaryDirectory() as folder, fake_group(place), alarm(seconds):
             settings = Training(steps=STEPS, measure_steps=STEPS, data=text_for(plan, Path(folder)))
-            with join(Rank(rank=0, local=0, world=plan.ranks), plan.device, settings.seed) as process:
+            with join(place, plan.device, settings.seed) as process:
                 measurement = train(plan, settings, process)
         result |= described(compare(estimated, measurement))
     except torch.OutOfMemoryError as error:
@@ -139,12 +140,20 @@ def described(comparison: Comparison) -> dict[str, Any]:
     }
 
 
+def fullest_rank(plan: Plan) -> Rank:
+    """The rank the estimate is for: ZeRO-1 gives whole tensors to ranks; otherwise all ranks hold alike."""
+    rank = 0
+    if plan.strategy == "zero-1":
+        rank = fullest(greedy_partition(plan.family.weights(plan.model), plan.ranks))
+    return Rank(rank=rank, local=0, world=plan.ranks)
+
+
 @contextlib.contextmanager
-def fake_group(world: int) -> Iterator[None]:
-    """A process group of ``world`` ranks of which only rank 0 exists."""
+def fake_group(place: Rank) -> Iterator[None]:
+    """A process group of which only the one rank exists."""
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=world)
+    dist.init_process_group("fake", store=FakeStore(), rank=place.rank, world_size=place.world)
     try:
         with mock.patch.object(ddp, "DistributedDataParallel", _HookedDdp):
             yield

@@ -87,7 +87,7 @@ def markdown(report: dict[str, Any]) -> str:
     return (
         f"# Measured on {found['device']}\n\n"
         f"{good} of {len(measured)} measured cases within {TOLERANCE:g} % of the allocated peak, with parameters, gradients and\n"
-        "optimizer states equal to the byte. Written by `make gpu-check`; ranks above 1 are rank 0 of a fake process group.\n\n"
+        "optimizer states equal to the byte. Written by `make gpu-check`; ranks above 1 are the fullest rank of a fake process group.\n\n"
         f"{about}\n\n| {head} |\n|{'---|' * len(COLUMNS)}\n{rows}\n"
     )
 

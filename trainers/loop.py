@@ -17,6 +17,7 @@ import memcalc
 from memcalc.errors import InputError
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
+from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
 from memcalc.units import format_bytes
 from trainers import checkpoint, meters
@@ -65,7 +66,7 @@ def train(
         raise InputError(f"the plan is for {plan.ranks} ranks, but {process.world} were started")
     batches = Batches(plan, settings, process)
     at = at or Moments()
-    resume = checkpoint.newest(out / "checkpoints") if out is not None and settings.resume else None
+    resume = newest_checkpoint(out) if out is not None and settings.resume else None
     metered = min(settings.measure_steps, settings.steps) if resume is None else 0
     if metered:
         at.meter = meters.make(process.device, metered - 1)
@@ -74,7 +75,7 @@ def train(
     checkpoint_blocks(model, plan)
     prepared = prepare(model, plan, process.mesh, settings.seed)
     del model
-    return _Run(plan, settings, process, batches, prepared, out, say, at, metered).run(resume)
+    return _Run(plan, settings, process, batches, prepared, out, say, at, metered).run(resume[1] if resume else None)
 
 
 class _Run:
@@ -104,26 +105,32 @@ class _Run:
             first, self.losses = resumed.step, list(resumed.losses)
             self.scaler.load_state_dict(resumed.scaler)
             self.say(f"resumed at step {first} from {resume}")
+            if first >= settings.steps:
+                self.say(f"already at step {first}; give more --steps to go on")
+                return self.record("done")
         self.prepared.model.train()
-        started = time.perf_counter()
-        filled = 0
+        filled, started = 0, time.perf_counter()
         for step in range(first, settings.steps):
             self.step(step, filled)
             filled += 1
             done = step + 1
-            if filled == self.log_every or done in (self.metered, settings.steps):
+            evaluates, saves = self.due(done, settings.eval_every), self.due(done, settings.checkpoint_every)
+            # What interrupts the steps waits for the device in any case. With the window empty before it, no time
+            # of its own counts as the steps', and a checkpoint holds all losses up to it.
+            if filled == self.log_every or done == self.metered or evaluates or saves:
                 self.log(done, filled, time.perf_counter() - started)
+                if done == self.metered:
+                    self.read_meter()
+                if evaluates:
+                    self.evaluate(done)
+                if saves:
+                    self.save(done)
                 filled, started = 0, time.perf_counter()
-            if done == self.metered:
-                self.read_meter()
-                started = time.perf_counter()
-            if done == settings.steps or (settings.eval_every and done % settings.eval_every == 0):
-                self.evaluate(done)
-                started = time.perf_counter()
-            if done == settings.steps or (settings.checkpoint_every and done % settings.checkpoint_every == 0):
-                self.save(done)
-                started = time.perf_counter()
         return self.finish()
+
+    def due(self, done: int, every: int) -> bool:
+        """At the end, and every so many steps unless that is 0."""
+        return done == self.settings.steps or (every > 0 and done % every == 0)
 
     def step(self, step: int, slot: int) -> None:
         """One optimizer step. Nothing that lives on the device outlasts it but the batch and what was there before."""
@@ -219,26 +226,26 @@ class _Run:
             folder = self.out / "measured"
             folder.mkdir(parents=True, exist_ok=True)
             self.measured.save(folder / f"rank-{self.process.rank}.json")
-            self.record("running")
+            self.write(self.record("running"))
 
     def save(self, done: int) -> None:
         """A checkpoint from which the run can go on."""
         if self.out is not None:
             progress = checkpoint.Resumed(step=done, losses=self.losses, scaler=self.scaler.state_dict())
             checkpoint.save(self.out / "checkpoints", self.prepared, self.plan, self.process, progress)
-            self.record("running")
+            self.write(self.record("running"))
 
     def finish(self) -> Measurement:
         """The final weights and the record of the run."""
         if self.out is not None:
             checkpoint.save_weights(self.out / "weights" / "model.pt", self.prepared, self.plan, self.process)
-        return self.record("done")
+        return self.write(self.record("done"))
 
     def record(self, status: str) -> Measurement:
-        """What is known about the run so far; rank 0 writes it."""
+        """What is known about the run so far."""
         device = self.process.device
         rate = self.samples / self.seconds if self.seconds else None
-        record = Measurement(
+        return Measurement(
             plan=self.plan,
             status=status,
             device=torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -249,6 +256,9 @@ class _Run:
             tokens_per_second=rate * self.plan.tokens if rate is not None and self.plan.tokens else None,
             ranks=() if self.measured is None else (self.measured,),
         )
+
+    def write(self, record: Measurement) -> Measurement:
+        """Rank 0 leaves the record in the run's folder."""
         if self.out is not None and self.process.first:
             record.save(self.out / "run.json")
         return record

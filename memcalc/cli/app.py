@@ -22,7 +22,7 @@ from memcalc.tables import printable
 
 __all__ = ["app"]
 
-COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "explain-meters")
+COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "bench", "explain-meters")
 """Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -34,6 +34,7 @@ Examples:
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --save-plan plan.json
   memcalc launch plan.json --data book.txt --steps 200 --out run
   memcalc compare run
+  memcalc bench --source lightning
   memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB --device 15.6GiB --gpu a100-80gb
 
 Every command explains itself: memcalc estimate --help

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from memcalc.cli.compare import compare_table, summary
 from memcalc.compare import compare_run
@@ -13,6 +14,7 @@ from memcalc.errors import FileError
 from memcalc.launch import Run, launch
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
+from memcalc.run_folder import continued, newest_checkpoint
 from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
@@ -21,9 +23,9 @@ EXAMPLES = """\b
 Examples:
   memcalc launch plan.json --data book.txt --steps 200 --out run
   memcalc launch plan.json --data books/ --steps 1000 --checkpoint-every 100 --eval-every 100 --out run
-  memcalc launch run/plan.json --data books/ --steps 2000 --out run --resume
+  memcalc launch run/plan.json --steps 2000 --out run --resume
 
-The folder of a run holds plan.json, logs/, measured/, run.json, checkpoints/ and weights/.
+The folder of a run holds plan.json, training.json, logs/, measured/, run.json, checkpoints/ and weights/.
 Ctrl-C stops all ranks; a second one kills them at once.
 """
 
@@ -43,7 +45,11 @@ Ctrl-C stops all ranks; a second one kills them at once.
 @click.option(
     "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the run; new or empty."
 )
-@click.option("--resume", is_flag=True, help="Continue from the newest complete checkpoint in --out.")
+@click.option(
+    "--resume",
+    is_flag=True,
+    help="Continue from the newest complete checkpoint in --out; options that are not given stay as they were.",
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)
 @click.option(
@@ -52,12 +58,25 @@ Ctrl-C stops all ranks; a second one kills them at once.
 @click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
 @click.option("--checkpoint-every", type=int, default=0, metavar="N", help="Save every N steps; 0: at the end only.")
 @click.option("--measure-steps", type=int, default=3, show_default=True, help="How many first steps are metered.")
-def command(plan: Path, out: Path, **options: Any) -> None:
+@click.pass_context
+def command(ctx: click.Context, /, plan: Path, out: Path, **options: Any) -> None:
     """Train the plan in PLAN.json on this machine's GPUs or CPUs under torchrun.
 
     Ends with estimated against measured memory, the evaluation loss and where the checkpoint is.
     """
-    run_and_show(Plan.load(plan), out=out, training=Training(**options))
+    what = Plan.load(plan)
+    if not options["resume"]:
+        run_and_show(what, out=out, training=Training(**options))
+        return
+    given = {key: value for key, value in options.items() if ctx.get_parameter_source(key) != ParameterSource.DEFAULT}
+    training, changed = continued(out, given)
+    if changed:
+        click.echo(changed)
+    checkpoint = newest_checkpoint(out)
+    if checkpoint is not None and checkpoint[0] >= training.steps:
+        click.echo(f"already at step {checkpoint[0]}; give more --steps to go on")
+        return
+    run_and_show(what, out=out, training=training)
 
 
 def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
@@ -75,12 +94,10 @@ def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
 def results(run: Run) -> str:
     """Evaluation loss, and where the newest checkpoint and the rest are."""
     record = Measurement.from_json(run.out / "run.json", str(run.out / "run.json"))
-    checkpoints = sorted(
-        (run.out / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-"))
-    )
+    checkpoint = newest_checkpoint(run.out)
     lines = [
         f"evaluation loss: {record.evaluation_loss:.4f}" if record.evaluation_loss is not None else "",
-        f"checkpoint: {checkpoints[-1]}" if checkpoints else "",
+        f"checkpoint: {checkpoint[1]}" if checkpoint else "",
         f"done in {run.seconds:.1f} s; everything is in {run.out}",
     ]
     return "\n".join(line for line in lines if line)

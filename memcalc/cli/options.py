@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from textwrap import fill
 from typing import Any, TypeVar
 
 import click
@@ -63,6 +64,12 @@ def _one_of(known: Any) -> str:
     return f"One of: {', '.join(known)}."
 
 
+def _meanings(summaries: Mapping[str, str]) -> str:
+    """A name and its meaning to a line, cut for a terminal of 80 columns: click leaves text after \\b as it is."""
+    lines = (fill(f"{name}: {said}.", 45, subsequent_indent="  ") for name, said in summaries.items())
+    return "\n".join(["\b", *lines])
+
+
 def _flag(section: str, name: str, help: str) -> Callable[[Function], Function]:
     return option(section, name, is_flag=True, default=None, help=help)
 
@@ -95,7 +102,7 @@ _OPTIONS = (
     _whole(_T, "--accumulation", help="Micro batches per optimizer step.  [default: 1]"),
     _whole(_T, "--seq-len", "--tokens", "tokens", help="Tokens per sample.  [default: the model's context]"),
     option(_T, "--precision", type=Name("precision", PRECISIONS), metavar="NAME",
-           help=f"{_one_of(PRECISIONS)}  [estimate: fp32]"),
+           help=_meanings({row.name: row.summary for row in PRECISIONS.values()}) + "\n[estimate: fp32]"),
     _flag(_T, "--adam", help="Short for --optimizer adam."),
     option(_T, "--optimizer", type=Name("optimizer", OPTIMIZERS), metavar="NAME",
            help=f"{_one_of(OPTIMIZERS)}  [default: adamw]"),

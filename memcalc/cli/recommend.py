@@ -93,8 +93,10 @@ def _search(words: dict[str, Any], global_batch: int | None, pure: bool) -> Sear
     if "reentrant" in typed:
         typed.setdefault("checkpoint_every", 1)
     placed, capacity, ranks = _place(typed)
-    base = build_plan({**words, **typed, **placed})
-    precisions = [typed["precision"]] if "precision" in typed else list(default_precisions(base))
+    # Built first without what only some precisions allow, to learn the precision of the card.
+    usual = default_precisions(build_plan({**words, **typed, **placed, "attention": None, "precision": None}))
+    precisions = [typed["precision"]] if "precision" in typed else list(usual)
+    base = build_plan({**words, **typed, **placed, "precision": precisions[0]})
     if pure and "precision" not in typed:
         precisions.append(pure_precision(base))
     return search(
@@ -160,7 +162,8 @@ KNOBS = ("strategy", "ranks", "checkpointing", "precision", "micro batch", "accu
 
 
 def _knobs(plan: Plan) -> tuple[object, ...]:
-    return (plan.strategy, plan.ranks, _checkpointing(plan), plan.precision, plan.micro_batch, plan.accumulation)
+    batch = plan.micro_batch or None
+    return (plan.strategy, plan.ranks, _checkpointing(plan), plan.precision, batch, plan.accumulation)
 
 
 def _checkpointing(plan: Plan) -> str:
@@ -175,14 +178,15 @@ def _title(found: Recommendation, format: str) -> str:
     where = f"{format_both(job.capacity)} each" if base.device == "cuda" else f"{format_both(job.capacity)} of RAM"
     ranks = " or ".join(map(str, job.ranks))
     place = f"{ranks} x {base.gpu or 'GPU'}" if base.device == "cuda" else f"{ranks} ranks on CPU cores"
-    return f"{title}\n{printable(f'{base.model.name}: {format_count(count)} parameters on {place}, {where}; {found.tried} plans tried')}"
+    size = f"{format_count(count)} parameters"
+    name = size if base.model.name == size else f"{base.model.name}: {size}"
+    return f"{title}\n{printable(f'{name} on {place}, {where}; {found.tried} plans tried')}"
 
 
 def _brief(plan: Plan) -> str:
-    batch = f"micro batch {plan.micro_batch}" + (f" x {plan.accumulation}" if plan.accumulation > 1 else "")
-    return (
-        f"{batch} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {_checkpointing(plan)}"
-    )
+    batch = f"micro batch {plan.micro_batch}" if plan.micro_batch else "micro batch not given"
+    times = f" x {plan.accumulation}" if plan.accumulation > 1 else ""
+    return f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {_checkpointing(plan)}"
 
 
 def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:

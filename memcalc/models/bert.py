@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
-from memcalc.models.checks import heads_divide, positive, reads_tokens
+from memcalc.models.checks import full_heads, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, all_pairs, every_token
 from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight
@@ -24,6 +24,8 @@ _TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
 def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "ffn", "vocab", "context", "types")
     heads_divide(model)
+    full_heads(model)
+    head_is_tied(model, True)
     reads_tokens(model, plan)
 
 

@@ -10,7 +10,10 @@ from memcalc.spec import Model
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["causal_mask", "heads_divide", "no_attention", "no_dropout", "positive", "reads_images", "reads_tokens"]
+__all__ = [
+    "causal_mask", "full_heads", "head_is_tied", "heads_divide", "no_attention", "no_dropout", "positive",
+    "reads_images", "reads_tokens",
+]  # fmt: skip
 
 
 def positive(model: Model, *fields: str) -> None:
@@ -62,3 +65,19 @@ def no_dropout(model: Model, plan: Plan) -> None:
 def no_attention(model: Model, plan: Plan) -> None:
     if plan.attention != "auto":
         raise PlanError(f"attention {plan.attention}: the {model.family} family has none; leave --attention out")
+
+
+def full_heads(model: Model) -> None:
+    if model.kv_heads != model.heads:
+        raise PlanError(
+            f"model {model.name}: {model.kv_heads} key/value heads, but {model.family} has one for each of its "
+            f"{model.heads} heads"
+        )
+
+
+def head_is_tied(model: Model, tied: bool) -> None:
+    if model.tied != tied:
+        how = "the token embedding itself" if tied else "a matrix of its own"
+        raise PlanError(
+            f"model {model.name}: tied is {str(model.tied).lower()}, but the head of {model.family} is {how}"
+        )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
-from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
+from memcalc.errors import PlanError
+from memcalc.models.checks import causal_mask, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight
@@ -22,6 +23,11 @@ __all__ = ["GPT2"]
 def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "ffn", "vocab", "context")
     heads_divide(model)
+    head_is_tied(model, True)
+    if model.kv_heads != model.heads:
+        raise PlanError(
+            f"model {model.name}: {model.kv_heads} key/value heads, but GPT-2 has one for each of its {model.heads} heads"
+        )
     reads_tokens(model, plan)
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
-from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
+from memcalc.errors import PlanError
+from memcalc.models.checks import causal_mask, head_is_tied, heads_divide, no_dropout, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import rotary, rotary_tables
 from memcalc.recorder import Storage
@@ -23,6 +24,12 @@ __all__ = ["LLAMA"]
 def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context")
     heads_divide(model)
+    head_is_tied(model, False)
+    if model.hidden // model.heads % 2:
+        raise PlanError(
+            f"model {model.name}: hidden {model.hidden} over {model.heads} heads is {model.hidden // model.heads} each; "
+            "rotary positions need an even width"
+        )
     reads_tokens(model, plan)
     no_dropout(model, plan)
 

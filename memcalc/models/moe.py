@@ -9,7 +9,7 @@ from memcalc import norms, ops
 from memcalc.errors import PlanError
 from memcalc.experts import balanced, combine, dispatch, route
 from memcalc.models import llama
-from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
+from memcalc.models.checks import causal_mask, positive
 from memcalc.models.family import Block, Family
 from memcalc.positions import rotary_tables
 from memcalc.recorder import Storage
@@ -26,9 +26,7 @@ def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "kv_heads", "ffn", "experts", "top_k", "vocab", "context")
     if model.top_k > model.experts:
         raise PlanError(f"model {model.name}: each token takes {model.top_k} experts, but there are {model.experts}")
-    heads_divide(model)
-    reads_tokens(model, plan)
-    no_dropout(model, plan)
+    llama.check(model, plan)
 
 
 def weights(model: Model) -> list[Weight]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from memcalc import norms, ops
 from memcalc.attention import biased_attention
 from memcalc.errors import PlanError
-from memcalc.models.checks import heads_divide, positive, reads_tokens
+from memcalc.models.checks import full_heads, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
 from memcalc.positions import position_bias
 from memcalc.spec import HEAD, Model, Weight
@@ -27,6 +27,7 @@ __all__ = ["T5"]
 def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "decoder_layers", "hidden", "heads", "ffn", "vocab", "context", "buckets")
     heads_divide(model)
+    full_heads(model)
     reads_tokens(model, plan)
     if plan.attention not in ("auto", "eager"):
         raise PlanError(f"attention {plan.attention}: t5 adds a learned bias to its scores; leave --attention out")

@@ -9,7 +9,7 @@ from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.convolution import conv2d
 from memcalc.errors import PlanError
-from memcalc.models.checks import heads_divide, positive, reads_images
+from memcalc.models.checks import full_heads, heads_divide, positive, reads_images
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Gradient, Node, Tape, Tensor
@@ -23,6 +23,7 @@ __all__ = ["VIT"]
 def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "ffn", "image", "channels", "patch", "classes")
     heads_divide(model)
+    full_heads(model)
     reads_images(model, plan)
     if model.image % model.patch:
         raise PlanError(f"model {model.name}: patches of {model.patch} do not divide an image of {model.image}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from memcalc.parallel.replicated import Replicated
 from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
-from memcalc.sharding import ddp_buckets, greedy_partition
+from memcalc.sharding import ddp_buckets, fullest, greedy_partition
 from memcalc.spec import Weight
 
 __all__ = ["Ddp"]
@@ -30,8 +30,7 @@ class Ddp(Replicated):
         if not self.plan.strategy_row.shards_optimizer:
             return self.weights
         parts = greedy_partition(self.weights, self.plan.ranks)
-        # Among equals the one with more tensors, because each has a step counter.
-        return max(parts, key=lambda part: (sum(w.numel for w in part), len(part)))
+        return parts[fullest(parts)]
 
     def keep_gradients(self) -> None:
         if not self.plan.bucket_views:

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
+from memcalc.training import Training
 
 ROOT = Path(__file__).resolve().parents[2]
 PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-full-shard", ranks=2, device="cpu")
@@ -125,6 +127,37 @@ def test_out_of_memory_names_the_rank_the_moment_and_the_next_plan(tmp_path: Pat
     assert "can't allocate memory" in (run / "logs" / "rank-0.log").read_text()
 
 
+def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> None:
+    plan, run = tmp_path / "plan.json", tmp_path / "run"
+    PLAN.save(plan)
+    (tmp_path / "book.txt").write_text("0123456789abcdef" * 2000)
+    words = ("--steps", 100_000, "--checkpoint-every", 20, "--seed", 3, "--out", run)
+    process = memcalc("launch", plan, "--data", "book.txt", *words, cwd=tmp_path)
+    while not any((run / "checkpoints").glob("step-*/done.json")):
+        assert process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, _, err = ended(process)
+    said = re.fullmatch(
+        rf"memcalc: stopped by SIGINT; no process of the run is left; "
+        rf"resume with: memcalc (launch {run}/plan.json --out {run} --resume) \(from step (\d+)\)\n",
+        err,
+    )
+    assert said, err
+    step = int(said[2])
+    code, out, _ = ended(memcalc(*said[1].split(), "--steps", step + 3))
+    assert code == 0
+    assert out.startswith(f"changed from the run so far: steps {step + 3} (was 100000)\nresumed at step {step} from ")
+    assert f"step {step + 3}/{step + 3}" in out
+    assert "evaluation loss: " in out
+    record = Measurement.from_json(run / "run.json")
+    assert len(record.losses) == step + 3
+    kept = Training.saved(run / "training.json")
+    assert (kept["data"], kept["seed"]) == (tmp_path / "book.txt", 3)
+    code, out, _ = ended(memcalc(*said[1].split()))
+    assert (code, out) == (0, f"already at step {step + 3}; give more --steps to go on\n")
+
+
 def test_bad_data_is_one_line(tmp_path: Path) -> None:
     plan, run = tmp_path / "plan.json", tmp_path / "run"
     PLAN.save(plan)
@@ -132,6 +165,9 @@ def test_bad_data_is_one_line(tmp_path: Path) -> None:
     code, _, err = ended(memcalc("launch", plan, "--data", tmp_path / "short.txt", "--steps", 2, "--out", run))
     assert code == 1
     assert len(err.splitlines()) == 1
+    (tmp_path / "long.txt").write_text("0123456789abcdef" * 500)
+    again, _, said = ended(memcalc("launch", plan, "--data", tmp_path / "long.txt", "--steps", 2, "--out", run))
+    assert again == 0, said  # no step was made, so the folder is free
     assert "short.txt has 9 tokens; at least 129 are needed" in err
 
 
@@ -153,7 +189,11 @@ def test_a_stopped_run_leaves_nothing(
     assert set(ranks_of(tmp_path / "run")) == {0, 1}
     process.send_signal(number)
     code, _, err = ended(process)
-    assert (code, err) == (128 + number, f"memcalc: stopped by {number.name}; no process of the run is left\n")
+    advice = "no checkpoint was written; --checkpoint-every N keeps some"
+    assert (code, err) == (
+        128 + number,
+        f"memcalc: stopped by {number.name}; no process of the run is left; {advice}\n",
+    )
     assert anything_left(tmp_path) == []
 
 

@@ -20,6 +20,7 @@ from trainers.models import dtype_of, materialise, units
 
 __all__ = ["prepare"]
 
+
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
     """``fully_shard`` each block, then the rest as the root; only shards are ever given memory."""
     precision = plan.precision_row

@@ -1,0 +1,153 @@
+"""A table of published measurements: reading the CSV, and one clear line for each way it can be broken."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from memcalc.errors import FileError, InputError, UnknownNameError, shorten
+from memcalc.files import read_text
+
+__all__ = ["COLUMNS", "METERS", "Row", "read_rows", "select"]
+
+COLUMNS = (
+    "id", "source", "model", "n_params", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq_len",
+    "micro_batch_per_gpu", "grad_accum", "n_gpus", "gpu_type", "gpu_gib", "strategy", "param_dtype", "compute_dtype",
+    "reduce_dtype", "grad_dtype", "optimizer", "optimizer_state_dtype", "activation_checkpointing", "attention",
+    "compile", "offload", "lora_rank", "metric", "value_gib", "notes",
+)  # fmt: skip
+"""What a file must have; ``use`` and others may stand beside them."""
+
+METERS = {
+    "max_memory_allocated": "allocated",
+    "max_memory_reserved": "reserved",
+    "nvidia-smi": "device",
+    "fits": "boundary",
+    "OOM": "boundary",
+}
+"""What each word of the column ``metric`` measures; a boundary is a run of which only the outcome is known."""
+
+_TIER = re.compile(r"\s*tier ([ABC])\b")
+_WHOLE = re.compile(r"[0-9]{1,15}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One published run. ``cells`` are the texts of all columns; a blank one was not stated."""
+
+    id: str
+    source: str
+    metric: str
+    measured: float | None
+    """GiB; None for a boundary row."""
+    cells: Mapping[str, str]
+
+    def __getitem__(self, column: str) -> str:
+        return self.cells[column]
+
+    def whole(self, column: str) -> int | None:
+        """A cell that is one whole number; None for a blank, for words, for a cap such as ``<=512``."""
+        text = self.cells[column]
+        return int(text) if _WHOLE.fullmatch(text) else None
+
+    @property
+    def meter(self) -> str:
+        return METERS[self.metric]
+
+    @property
+    def tier(self) -> str:
+        """How well the inputs are known, ``A`` to ``C``: the first words of the notes, ``tier A``; or blank."""
+        found = _TIER.match(self.cells["notes"])
+        return found[1] if found else ""
+
+    @property
+    def group(self) -> str:
+        """The project that published the row: the first word of its source."""
+        return self.source.split()[0]
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file with at least COLUMNS. Raises FileError with file and line."""
+    text = read_text(path)
+    if "\0" in text:
+        raise FileError(f"{path} is not a CSV file: it holds NUL bytes")
+    if not text.strip():
+        raise FileError(f"{path} is empty; expected a CSV file with the columns {', '.join(COLUMNS[:3])} ...")
+    reader = csv.reader(text.lstrip("\ufeff").splitlines(keepends=True), strict=True)
+    rows: dict[str, Row] = {}
+    try:
+        header = [name.strip() for name in next(reader)]
+        _check_header(path, header)
+        for cells in reader:
+            where = f"{path} line {reader.line_num}"
+            if not any(cells):
+                continue
+            row = _row(where, header, cells)
+            if row.id in rows:
+                raise FileError(f"{where}: the id {shorten(row.id)} stands twice")
+            rows[row.id] = row
+    except csv.Error as error:
+        raise FileError(f"{path} line {reader.line_num} is not valid CSV: {error}") from None
+    if not rows:
+        raise FileError(f"{path} has columns but no rows")
+    return list(rows.values())
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    missing = [name for name in COLUMNS if name not in header]
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        raise FileError(f"{path} has no column {', '.join(missing[:5])}{more}; its first line must name the columns")
+    twice = [name for name in COLUMNS if header.count(name) > 1]
+    if twice:
+        raise FileError(f"{path} has the column {twice[0]} twice")
+
+
+def _row(where: str, header: list[str], values: list[str]) -> Row:
+    if len(values) != len(header):
+        raise FileError(f"{where} has {len(values)} cells, but there are {len(header)} columns")
+    cells = {name: value.strip() for name, value in zip(header, values, strict=True)}
+    for name in ("id", "source"):
+        if not cells[name]:
+            raise FileError(f"{where}: {name} is blank")
+    metric = cells["metric"]
+    if metric not in METERS:
+        raise FileError(f"{where}: {UnknownNameError('metric', metric, METERS)}")
+    measured = None
+    if METERS[metric] != "boundary":
+        measured = _gib(where, cells["value_gib"])
+    return Row(id=cells["id"], source=cells["source"], metric=metric, measured=measured, cells=cells)
+
+
+def _gib(where: str, text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e6:  # NaN fails both
+        raise FileError(f"{where}: value_gib {shorten(text)} must be a number of GiB above 0 and below 1e6")
+    return value
+
+
+def select(rows: list[Row], *, tier: str | None = None, use: str | None = None, source: str | None = None) -> list[Row]:
+    """The rows of one tier, of one word in the column ``use``, and with a text in their source.
+
+    Raises InputError when none is left, or when the file has no column ``use`` to choose by.
+    """
+    if use and "use" not in rows[0].cells:
+        raise InputError(f"--use {use}: the file has no column 'use'; choose by --tier")
+    kept = [
+        row
+        for row in rows
+        if (not tier or row.tier == tier)
+        and (not use or row.cells["use"] == use)
+        and (not source or source.lower() in row.source.lower())
+    ]
+    if not kept:
+        chosen = [f"--{name} {value}" for name, value in (("tier", tier), ("use", use), ("source", source)) if value]
+        raise InputError(f"none of the {len(rows)} rows is left with {' '.join(chosen)}")
+    return kept

@@ -1,0 +1,118 @@
+"""The columns on how a row was trained: dtypes, optimizer, checkpointing, attention."""
+
+from __future__ import annotations
+
+import re
+
+from memcalc.bench.reading import Reading
+from memcalc.optimizers import OPTIMIZERS
+from memcalc.precision import PRECISIONS
+from memcalc.spec import Model
+
+__all__ = ["attention_of", "checkpointing_of", "optimizer_of", "precision_of"]
+
+# (param_dtype, compute_dtype) → precision.
+_PRECISION = {
+    ("fp32", "fp32"): "fp32",
+    ("fp32", "bf16"): "amp-bf16",
+    ("fp32", "amp_bf16"): "amp-bf16",
+    ("fp32", "bf16 autocast"): "amp-bf16",
+    ("fp32", "fp16"): "amp-fp16",
+    ("fp32", "fp16 amp"): "amp-fp16",
+    ("fp32", "fp16 autocast"): "amp-fp16",
+    ("bf16", "bf16"): "bf16",
+    ("fp16", "fp16"): "fp16",
+}
+_DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+# What a dtype cell holds → what is missing for it.
+_DTYPE_LACKS = (
+    (r"fp8|nvfp4|mxfp8", "8-bit and 4-bit matrix products"),
+    (r"nf4|int4|4-bit|gptq|bnb", "quantised weights"),
+    (r"master|cpu", "16-bit weights with float32 master copies"),
+)
+# optimizer → (name, kind); a blank kind is the framework's default.
+_OPTIMIZERS = {
+    "adamw": ("adamw", ""),
+    "adam": ("adam", ""),
+    "adamw (fused)": ("adamw", "fused"),
+    "adam (fused)": ("adam", "fused"),
+    "sgd": ("sgd", ""),
+    "sgd momentum": ("sgd-momentum", ""),
+    # composer/optim/decoupled_weight_decay.py: one weight at a time, with torch's own two temporaries.
+    "decoupled_adamw": ("adamw", "for-loop"),
+    "adam8bit (bnb)": ("adamw-8bit", "fused"),
+    "adamw8bit (bnb)": ("adamw-8bit", "fused"),
+}
+_ATTENTION = {
+    "sdpa": "auto",
+    "sdpa/flash": "auto",
+    "default (sdpa)": "auto",
+    "flash": "flash",
+    "flash/triton": "flash",
+    "eager": "eager",
+}
+
+
+def precision_of(reading: Reading, built: Model | None) -> str:
+    """The name in PRECISIONS; ``fp32``, after a lack was noted, where there is none."""
+    weights, compute = reading.said("param_dtype"), re.sub(r"[()]|, channels_last", "", reading.said("compute_dtype"))
+    missing = [reason for pattern, reason in _DTYPE_LACKS if re.search(pattern, f"{weights} {compute}")]
+    for reason in missing:
+        reading.lack(reason)
+    if missing:
+        return "fp32"
+    if not weights or not compute:
+        reading.lack("dtypes are not stated")
+        return "fp32"
+    if (weights, compute) == ("bf16", "bf16 autocast") and built and built.family == "llama":
+        reading.assume(
+            "autocast over bfloat16 weights is counted as plain bfloat16: norm, softmax and loss are float32 either way"
+        )
+        compute = "bf16"
+    precision = _PRECISION.get((weights, compute))
+    if precision is None:
+        reading.lack(f"weights in {weights} with compute in {compute}")
+        return "fp32"
+    kept = PRECISIONS[precision].weights
+    for column in ("grad_dtype", "optimizer_state_dtype", "reduce_dtype"):
+        text = reading.row[column]
+        if text and _DTYPES.get(text) != kept and not (column[0] == "o" and text == "int8"):
+            reading.lack(f"{column.replace('_', ' ')} {text} beside weights in {weights}")
+    return precision
+
+
+def optimizer_of(reading: Reading) -> tuple[str, str]:
+    """The name in OPTIMIZERS and the form of its step."""
+    text = reading.row["optimizer"]
+    if not text:
+        reading.lack("optimizer is not stated")
+        return "adamw", "foreach"
+    found = _OPTIMIZERS.get(text.lower())
+    if found is None:
+        reading.lack(f"optimizer {text}")
+        return "adamw", "foreach"
+    name, kind = found
+    row = OPTIMIZERS[name]
+    return name, kind or (reading.default("optimizer_kind") if len(row.kinds) > 1 else row.kinds[0])
+
+
+def checkpointing_of(reading: Reading) -> int:
+    """Blocks per activation checkpoint, as in Plan."""
+    text = reading.said("activation_checkpointing")
+    if text.startswith("full"):
+        if text != "full":
+            reading.assume(f"activation checkpointing: {text}")
+        return 1
+    if text != "none":
+        reading.lack("selective activation checkpointing" if text.startswith("selective") else f"checkpointing {text}")
+    return 0
+
+
+def attention_of(reading: Reading, built: Model | None) -> str:
+    """The attention kernel, as in Plan; families without attention have ``auto``."""
+    if built is None or built.family not in ("gpt2", "llama"):
+        return "auto"
+    text = reading.said("attention")
+    if text not in _ATTENTION:
+        reading.lack(f"attention {text}")
+    return _ATTENTION.get(text, "auto")

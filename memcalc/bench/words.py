@@ -1,0 +1,140 @@
+"""A row's cells → the Plan they say, or all the reasons why memcalc cannot say it yet."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from memcalc.allocator_options import AllocatorOptions
+from memcalc.bench.cards import gpu_of
+from memcalc.bench.layouts import strategy_of
+from memcalc.bench.reading import Lack, Reading
+from memcalc.bench.rows import Row
+from memcalc.bench.shapes import model_of
+from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
+from memcalc.errors import InputError
+from memcalc.hardware import Bounds
+from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
+from memcalc.spec import Model
+
+__all__ = ["Said", "say"]
+
+# (pattern in the notes, what is missing, whether it only takes memory away).
+_NOTED = (
+    (r"\bQ?LoRA\b", "LoRA", False),
+    (r"\bAdapter\b", "adapters", False),
+    (r"fused in backward|optimizer_in_bwd", "the optimizer's step inside backward", False),
+    (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
+    (r"(fused|chunked) (linear )?(cross.entropy|CE\b)|chunked loss", "fused or chunked loss", True),
+    (r"fused Triton", "Triton kernels for norm, rotary positions and loss", True),
+)  # fmt: skip
+# The framework's loss → what differs from memcalc's, which drops the logits before backward.
+_LOSSES = {
+    "16-bit": "the loss is counted on float32 logits, which is more than the source needs",
+    "float32, kept": "the source keeps its float32 logits through backward, which is not counted",
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What a row says: the plan unless something forbids it, and what was assumed or lacks."""
+
+    plan: Plan | None
+    assumptions: tuple[str, ...]
+    lacks: tuple[Lack, ...]
+    allocator: AllocatorOptions
+    same_card: bool
+    """The plan's card has the memory of the row's, so that a verdict and a full card mean something."""
+    context: Bounds | None = None
+    """Bytes outside of torch that the source itself states."""
+
+
+def say(row: Row) -> Said:
+    """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
+    reading = Reading(row)
+    built = model_of(reading)
+    gpu, same_card = gpu_of(reading)
+    plan = _plan(reading, built, gpu)
+    context = _context(reading) if row.meter == "device" else None
+    allocator = AllocatorOptions.parse("" if row.meter == "allocated" else reading.default("allocator"))
+    lacks = tuple(reading.lacks)
+    return Said(
+        # What was reserved depends on all moments, not on the fullest alone.
+        plan=plan if not lacks or (row.meter == "allocated" and all(lack.only_less for lack in lacks)) else None,
+        assumptions=tuple(reading.assumptions),
+        lacks=lacks,
+        allocator=allocator,
+        same_card=same_card,
+        context=context,
+    )
+
+
+def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None:
+    strategy, ranks = strategy_of(reading)
+    precision = precision_of(reading, built)
+    optimizer, kind = optimizer_of(reading)
+    checkpoint = checkpointing_of(reading)
+    attention = attention_of(reading, built)
+    batch = reading.number("micro_batch_per_gpu")
+    tokens = reading.number("seq_len") if built and built.family in ("gpt2", "llama") else 0
+    accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
+    _extras(reading)
+    torch = _torch(reading)
+    if built is None or any(not lack.only_less for lack in reading.lacks):
+        return None
+    try:
+        return Plan(
+            model=built,
+            strategy=strategy,
+            ranks=ranks,
+            precision=precision,
+            optimizer=optimizer,
+            optimizer_kind=kind,
+            micro_batch=batch,
+            accumulation=accumulation,
+            tokens=tokens,
+            checkpoint_every=checkpoint,
+            attention=attention,
+            gpu=gpu,
+            torch=torch,
+        )
+    except InputError as error:
+        reading.lack(f"no sound plan: {error}")
+        return None
+
+
+def _extras(reading: Reading) -> None:
+    row = reading.row
+    if row["lora_rank"]:
+        reading.lack("LoRA")
+    offload = reading.said("offload")
+    if offload not in ("none", ""):
+        reading.lack(f"offload {offload}")
+    if re.search(r"peak active|active bytes", row["notes"]):
+        reading.assume("peak active bytes are counted as allocated: no block waits for a stream")
+    for pattern, reason, only_less in _NOTED:
+        if re.search(pattern, row["notes"]):
+            reading.lack(reason, only_less=only_less)
+    if row["vocab"]:  # only a model with a vocabulary has logits of a size that counts
+        loss = reading.default("loss")
+        if loss in ("chunked", "fused"):
+            reading.lack("fused or chunked loss", only_less=True)
+        elif loss in _LOSSES:
+            reading.assume(_LOSSES[loss])
+
+
+def _torch(reading: Reading) -> str:
+    release = reading.default("torch")
+    if reading.said("compile") != "yes":
+        return release
+    since = "{}.{}".format(*FUSED_RMS_NORM_SINCE)
+    reading.assume(f"torch.compile is counted as eager, its norms as the one kernel eager has from torch {since} on")
+    return max(release, since, key=lambda text: tuple(map(int, text.split("."))))
+
+
+def _context(reading: Reading) -> Bounds | None:
+    text = reading.default("context")
+    if not text:
+        return None
+    low, high = (int(part) * 2**20 for part in text.split("-"))
+    return Bounds(low, high)

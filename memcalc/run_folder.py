@@ -1,0 +1,129 @@
+"""A run's folder: whether a run may use it, what it is given first, and where a run in it goes on.
+
+OUT/plan.json               the plan
+OUT/training.json           how it is trained: data, steps, seed, learning rate, ...
+OUT/logs/torchrun.log       what torchrun said; logs/rank-R.log is what rank R said
+OUT/errors/rank-R.json      why rank R failed, when it did
+OUT/next-plan.json          after an OOM: a plan that should fit
+OUT/measured/, run.json     memory by rank and moment; losses, speed, versions
+OUT/checkpoints/step-N/     sharded checkpoints
+OUT/weights/model.pt        the final weights
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import FileError, PlanError
+from memcalc.plan import Plan
+from memcalc.precision import DTYPE_BYTES
+from memcalc.records import build
+from memcalc.training import Training
+from memcalc.units import format_bytes
+
+__all__ = ["COMPLETE", "check_folder", "check_space", "continued", "newest_checkpoint", "prepare"]
+
+COMPLETE = "done.json"
+"""The file that a checkpoint's folder gets last; without it the folder does not count."""
+
+_BEFORE_A_STEP = re.compile(
+    r"(plan|next-plan|training)\.json|logs(/(torchrun|rank-\d+)\.log)?|errors(/rank-\d+\.json)?"
+)
+"""What a run leaves that failed before its first step was finished: nothing that could be missed."""
+
+
+def newest_checkpoint(out: Path) -> tuple[int, Path] | None:
+    """Step and folder of the latest complete checkpoint, if there is one."""
+    found = {
+        int(match[1]): path
+        for path in (out / "checkpoints").glob("step-*")
+        if (match := re.fullmatch(r"step-(\d+)", path.name)) and (path / COMPLETE).exists()
+    }
+    return max(found.items()) if found else None
+
+
+def continued(out: Path, given: Mapping[str, Any]) -> tuple[Training, str]:
+    """How the run in ``out`` goes on: as it was trained, but for what is ``given`` by name.
+
+    The second is one line about what is given and differs, empty when nothing does. Raises FileError when there
+    is nothing to resume, or the data is gone and no other was given.
+    """
+    if newest_checkpoint(out) is None:
+        raise FileError(f"{out} holds no run with a checkpoint; nothing to resume")
+    source = out / "training.json"
+    before = Training.saved(source)
+    for name in ("data", "tokenizer"):
+        path = before.get(name)
+        if isinstance(path, Path) and name not in given and not path.exists():
+            raise FileError(f"{path}, the {name} of the run in {out}, does not exist any more; give --{name} PATH")
+    training: Training = build(Training, {**before, **given}, str(source))
+    now = training.as_saved()
+    changed = [
+        f"{name.replace('_', ' ')} {now[name]} (was {value})" for name, value in before.items() if now[name] != value
+    ]
+    return training, f"changed from the run so far: {', '.join(changed)}" if changed else ""
+
+
+def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
+    """Raises FileError when ``out`` cannot be the folder of this run, PlanError when it holds another run."""
+    if out.exists() and not out.is_dir():
+        raise FileError(f"{out} is a file; give a folder for the run")
+    checkpoint = newest_checkpoint(out)
+    if not resume:
+        if out.is_dir() and not _free(out):
+            or_resume = ", or --resume to continue the run in it" if checkpoint else ""
+            raise FileError(f"{out} is not empty; give another folder{or_resume}")
+    elif checkpoint is None or not (out / "plan.json").exists():
+        raise FileError(f"{out} holds no run with a checkpoint; nothing to resume")
+    else:
+        before = Plan.load(out / "plan.json")
+        for field in ("model", "optimizer", "precision"):
+            if getattr(before, field) != getattr(plan, field):
+                raise PlanError(f"{out} holds a run with another {field}; a resumed run keeps it")
+    place = _existing(out)
+    if not place.is_dir():
+        raise FileError(f"{out} cannot be made: {place} is a file")
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise FileError(f"{out} cannot be written: no permission in {place}")
+
+
+def _free(out: Path) -> bool:
+    """Empty, or left by a run that finished no step. A plan alone may be the user's own."""
+    names = [path.relative_to(out).as_posix() for path in out.rglob("*")]
+    return not names or ("logs" in names and all(_BEFORE_A_STEP.fullmatch(name) for name in names))
+
+
+def check_space(plan: Plan, out: Path) -> None:
+    """Raises FileError when the disk has no room for one checkpoint and the final weights."""
+    dtype = plan.precision_row.weights
+    weights = plan.family.weights(plan.model)
+    parameters = sum(weight.numel for weight in weights) * DTYPE_BYTES[dtype]
+    states = sum(sum(plan.optimizer_row.state_bytes(weight, dtype)) for weight in weights)
+    needed, free = 2 * parameters + states, shutil.disk_usage(_existing(out)).free
+    if free < needed:
+        raise FileError(
+            f"{out} has {format_bytes(free)} left; one checkpoint and the final weights need {format_bytes(needed)}"
+        )
+
+
+def _existing(path: Path) -> Path:
+    """The path or its nearest parent that exists."""
+    path = path.absolute()
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
+def prepare(plan: Plan, training: Training, out: Path) -> None:
+    """Make the run's folder and put plan and training in it; what an earlier try said about its failure goes."""
+    try:
+        (out / "logs").mkdir(parents=True, exist_ok=True)
+        (out / "logs" / "torchrun.log").unlink(missing_ok=True)
+        shutil.rmtree(out / "errors", ignore_errors=True)
+    except OSError as error:
+        raise FileError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    plan.save(out / "plan.json")
+    training.save(out / "training.json")
