@@ -1,4 +1,4 @@
-"""Causal attention on the tape, one function per kernel that scaled_dot_product_attention may take.
+"""Attention on the tape, one function per kernel that scaled_dot_product_attention may take.
 
 Shapes are ``[tokens, width]`` per sample; ``head`` is the width of one head. Sources:
 aten/src/ATen/native/transformers (attention.cpp, cpu/FlashAttentionKernel.cpp, cuda/flash_attn/flash_api.cpp,
@@ -13,16 +13,19 @@ from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
 from memcalc.tape import Gradient, Node, Tape, Tensor
 
-__all__ = ["attention"]
+__all__ = ["attention", "biased_attention"]
 
 
-def attention(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, kind: str, heads: int, dropout: float) -> Tensor:
+def attention(
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, kind: str, heads: int, dropout: float, causal: bool = True
+) -> Tensor:
     """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``."""
     if k.shape != q.shape and kind != "flash":  # only flash takes grouped queries as they are
         k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
     if kind in ("flash", "efficient"):
         return _fused(t, q, k, v, name, kind, heads)
-    mix = _eager(t, q, k, v, name, heads, dropout) if kind == "eager" else _math(t, q, k, v, name, heads, dropout)
+    written_out = _eager if kind == "eager" else _math
+    mix = written_out(t, q, k, v, name, heads, dropout, causal)
     return _convert(t, mix, f"{name} heads joined")
 
 
@@ -85,13 +88,14 @@ def _cuda_backward(t: Tape, tokens: int, heads: int, head: int, kind: str) -> li
     return [delta, t.allocate("attention query accumulator", (rows, width), "float32", "temporary")]
 
 
-def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float) -> Tensor:
+def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float, causal: bool) -> Tensor:
     """Written out in Python: ``trainers/models/layers.py``. Operands of a batched product are copied."""
     tokens = q.shape[0]
     left = _convert(t, _convert(t, q, f"{name} scaled query"), f"{name} query copy")
     scores = _product(t, left, _convert(t, k, f"{name} key copy"), (heads, tokens, tokens), f"{name} scores")
     del left
-    scores = _masked(t, scores, name)
+    if causal:
+        scores = _masked(t, scores, name)
     if (
         t.autocast and t.device == "cuda"
     ):  # aten/src/ATen/autocast_mode.h: softmax is in CUDA's float32 list, not in the CPU's
@@ -103,16 +107,41 @@ def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, drop
     return _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
 
 
-def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float) -> Tensor:
+def biased_attention(
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, name: str, *, heads: int, dropout: float
+) -> Tensor:
+    """Written out with a bias added to the scores, no scaling and a float32 softmax: ``trainers/models/t5.py``."""
+    tokens = q.shape[0]
+    left, right = _convert(t, q, f"{name} query copy"), _convert(t, k, f"{name} key copy")
+    scores = _product(t, left, right, (heads, tokens, tokens), f"{name} scores")
+    del left, right
+    if bias is not None:
+        scores = _biased(t, scores, bias, name)
+    low = scores.dtype
+    shares = cast(t, _softmax(t, cast(t, scores, "float32", f"{name} scores"), name), low, f"{name} shares")
+    del scores
+    shares = drop(t, shares, f"{name} attention dropout", dropout)
+    mix = _product(t, shares, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
+    del shares
+    return _convert(t, mix, f"{name} heads joined")
+
+
+def _biased(t: Tape, scores: Tensor, bias: Tensor, name: str) -> Tensor:
+    """``scores += bias`` in place: the gradient of the bias is a sum over the batch."""
+    shape, dtype = bias.shape, bias.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [grads[0], t.allocate(f"{name} bias gradient", shape, dtype, "temporary", batched=False)]
+
+    return Tensor(scores.storage, scores.shape, scores.dtype, t.node([edge(scores), edge(bias)], backward))
+
+
+def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float, causal: bool) -> Tensor:
     """``_scaled_dot_product_attention_math``: 16-bit inputs are computed in float32."""
     tokens, low = q.shape[0], q.dtype
     q, k, v = (cast(t, x, "float32", f"{name} {part}") for x, part in zip((q, k, v), "qkv", strict=True))
     scaled = _convert(t, q, f"{name} scaled query")
-    ones = t.allocate(f"{name} ones", (tokens, tokens), "bool", "temporary", batched=False)
-    mask = t.allocate(f"{name} causal mask", (tokens, tokens), "bool", "temporary", batched=False)
-    del ones
-    bias = t.allocate(f"{name} mask bias", (tokens, tokens), "float32", "temporary", batched=False)
-    del mask
+    bias = _causal_bias(t, name, tokens) if causal else None
     left, right = (
         _convert(t, scaled, f"{name} query copy"),
         _convert(t, _convert(t, k, f"{name} scaled key"), f"{name} key copy"),
@@ -126,6 +155,15 @@ def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropo
     mix = _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
     del bias
     return cast(t, mix, low, f"{name} mix")
+
+
+def _causal_bias(t: Tape, name: str, tokens: int) -> Storage:
+    ones = t.allocate(f"{name} ones", (tokens, tokens), "bool", "temporary", batched=False)
+    mask = t.allocate(f"{name} causal mask", (tokens, tokens), "bool", "temporary", batched=False)
+    del ones
+    bias = t.allocate(f"{name} mask bias", (tokens, tokens), "float32", "temporary", batched=False)
+    del mask
+    return bias
 
 
 def _convert(t: Tape, x: Tensor, name: str, shape: tuple[int, ...] | None = None) -> Tensor:

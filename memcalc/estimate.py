@@ -167,6 +167,8 @@ def _activations_known(plan: Plan) -> bool:
 def assumptions(plan: Plan) -> list[str]:
     """What the estimate takes for granted, in sentences."""
     said = ["the peak of a steady step, from the second step on, on the fullest rank"]
+    if plan.family.assumption:
+        said.append(plan.family.assumption)
     if not _activations_known(plan):
         said.append("activations are not counted because no shape was given")
     if plan.gathers_unknown_layers:

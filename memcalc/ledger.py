@@ -90,7 +90,7 @@ class _Step:
         """Inputs and targets of one micro batch."""
         plan, tape = self.plan, self.tape
         if plan.family.reads == "tokens":
-            inputs, dtype, targets = (plan.tokens,), "int64", (plan.tokens,)
+            inputs, dtype, targets = (plan.family.sequences * plan.tokens,), "int64", (plan.tokens,)
         else:
             inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
         return (
@@ -126,6 +126,7 @@ class _Step:
         blocks = plan.family.blocks(tape, plan)
         every = max(plan.checkpoint_every, 1)
         for first in range(0, len(blocks), every):
+            x = plan.family.between(tape, plan, blocks[first][0], x)
             x = self.segment(blocks[first : first + every], x)
         return plan.family.leave(tape, plan, x)
 

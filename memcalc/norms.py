@@ -12,6 +12,8 @@ __all__ = ["layer_norm", "rms_norm"]
 def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
     """``F.layer_norm``: saves its input, mean and reciprocal deviation (float32, one each per row)."""
     w, bias = t.weights[f"{name}.weight"], t.weights.get(f"{name}.bias")
+    if t.autocast and t.device == "cuda":  # in CUDA's float32 list (aten/src/ATen/autocast_mode.h), not in the CPU's
+        x = cast(t, x, "float32", f"{name} input")
     shape, dtype = x.shape, x.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
@@ -28,7 +30,7 @@ def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
     node = t.node([edge(x), w, *([bias] if bias else [])], backward)
     t.save(node, x.storage)
     y = t.output(f"{name} output", shape, dtype, node)
-    stats = dtype if t.device == "cpu" else "float32"
+    stats = t.weight_dtype if t.device == "cpu" else "float32"
     t.save(node, *(t.allocate(f"{name} {part}", shape[:-1], stats, "activations") for part in ("mean", "rstd")))
     return y
 

@@ -14,7 +14,7 @@ from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
     "add", "boundary", "cast", "cross_entropy", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
-    "pointwise", "relu", "split",
+    "pointwise", "relu", "scale", "split",
 ]  # fmt: skip
 
 
@@ -33,13 +33,15 @@ def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
         return [t.allocate(f"{name} gradient", shape, back, "temporary")]
 
     node = t.node([edge(x)], backward)
-    return t.output(f"{name} as {dtype}", shape, dtype, node)
+    y = t.output(f"{name} as {dtype}", shape, dtype, node)
+    return y if x.node is not None else Tensor(y.storage, shape, dtype, None)
 
 
-def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:
+def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False) -> Tensor:
     """``F.linear``: saves its input (for the weight) and, under autocast, the 16-bit copy of the weight.
 
-    With a bias it is one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first.
+    With a bias it is one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first. Rows that
+    are ``flat``, of all samples together, need no view.
     """
     w = t.weights[weight or f"{name}.weight"]
     bias = t.weights.get(f"{name}.bias")
@@ -57,7 +59,7 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None) -> Tensor:
         else:
             parts.append((f"{bias.name} gradient", bias.shape, low, "gradients", False))
         results = [part and t.allocate(*part[:4], batched=part[4]) for part in parts]
-        if wants_input and len(shape) > 1:  # computed on flattened rows
+        if wants_input and len(shape) > 1 and not flat:  # computed on flattened rows
             gradient = results[edges.index(source)]
             assert gradient is not None
             gradient.view = True
@@ -143,6 +145,16 @@ def multiply(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
     node = t.node([edge(x), edge(y)], backward)
     t.save(node, x.storage, y.storage)
     return t.output(f"{name} output", shape, x.dtype, node)
+
+
+def scale(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``x`` times a number: saves nothing."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} gradient", shape, dtype, "temporary")]
+
+    return t.output(f"{name} output", shape, dtype, t.node([edge(x)], backward))
 
 
 def split(t: Tape, x: Tensor, parts: int, name: str) -> list[Tensor]:

@@ -161,8 +161,8 @@ class Plan:
         Flash is 16-bit only on CUDA and has no dropout on the CPU (aten/src/ATen/native/transformers/
         cuda/sdp_utils.cpp and sdp_utils_cpp.cpp).
         """
-        if self.attention != "auto":
-            return self.attention
+        if self.attention != "auto" or self.family.written_out:
+            return "eager" if self.family.written_out else self.attention
         if self.device == "cpu":
             return "math" if self.dropout else "flash"
         return "efficient" if self.precision_row.compute == "float32" else "flash"

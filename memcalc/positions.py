@@ -6,7 +6,7 @@ from memcalc.ops import edge
 from memcalc.recorder import Storage
 from memcalc.tape import Gradient, Node, Tape, Tensor
 
-__all__ = ["positions", "rotary", "rotary_tables"]
+__all__ = ["position_bias", "positions", "rotary", "rotary_tables"]
 
 
 def positions(t: Tape, name: str, tokens: int) -> Tensor:
@@ -62,3 +62,29 @@ def rotary(t: Tape, x: Tensor, name: str, tables: list[Storage]) -> Tensor:
     y = t.output(f"{name} output", shape, dtype, node)
     del straight, turned
     return y
+
+
+def position_bias(t: Tape, name: str, tokens: int, heads: int, *, causal: bool) -> Tensor:
+    """A learned bias for each head and distance, ``[heads, tokens, tokens]``, shared by the batch and all blocks.
+
+    Under a causal mask, minus infinity is added to it in a second tensor.
+    """
+    w = t.weights[f"{name}.weight"]
+    shape, dtype = (heads, tokens, tokens), t.weight_dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{w.name} gradient", w.shape, dtype, "gradients", batched=False)]
+
+    def mask_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return grads
+
+    buckets = t.allocate(f"{name} buckets", (tokens, tokens), "int64", "activations", batched=False)
+    node = t.node([w], backward)
+    t.save(node, buckets)
+    bias = Tensor(t.allocate(f"{name} bias", shape, dtype, "activations", batched=False), shape, dtype, node)
+    if not causal:
+        return bias
+    mask = t.allocate(f"{name} mask", shape[1:], dtype, "temporary", batched=False)
+    masked = t.allocate(f"{name} masked bias", shape, dtype, "activations", batched=False)
+    del mask
+    return Tensor(masked, shape, dtype, t.node([edge(bias)], mask_backward))

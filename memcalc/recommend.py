@@ -255,7 +255,7 @@ def _leanest(job: Search) -> Plan:
 def _changes(plan: Plan, job: Search) -> Iterator[tuple[str, Plan]]:
     if plan.micro_batch > 1:
         yield "--batch-size 1", replace(plan, micro_batch=1)
-    if not plan.checkpoint_every and plan.model.layers:
+    if not plan.checkpoint_every and plan.model.blocks:
         yield "--checkpointing full", replace(plan, checkpoint_every=1)
     if plan.ranks > 1 and plan.strategy != LEANEST:
         yield f"--strategy {LEANEST}", replace(plan, strategy=LEANEST)

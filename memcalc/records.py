@@ -33,6 +33,11 @@ def build(cls: type, fields: Any, source: str) -> Any:
     for key in fields:
         if key not in known:
             raise FileError(f"{source}: {UnknownNameError('key', key, known)}")
+    # JSON has lists where a frozen record has tuples.
+    tuples = {name for name, kind in _hints(cls).items() if typing.get_origin(kind) is tuple}
+    fields = {
+        key: tuple(value) if key in tuples and isinstance(value, list) else value for key, value in fields.items()
+    }
     for name, kind in _hints(cls).items():
         if name in fields and not _is_a(fields[name], kind):
             raise FileError(f"{source}: {name} is {_refusal(fields[name], kind)}")
@@ -65,5 +70,7 @@ def _is_a(value: Any, kind: Any) -> bool:
 def _refusal(value: Any, kind: Any) -> str:
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return f"{shorten(value)}, which is more than 1e18"
+    if typing.get_origin(kind) is tuple:
+        return f"{shorten(value)}, which is not a list, each of it {_NAMES[typing.get_args(kind)[0]]}"
     name = _NAMES.get(kind) or getattr(kind, "__name__", str(kind)).replace("|", "or")
     return f"{shorten(value)}, which is not {name}"

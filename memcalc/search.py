@@ -109,7 +109,7 @@ def activations_known(base: Plan) -> bool:
 
 
 def _checkpoints(base: Plan) -> tuple[int, ...]:
-    return (0, 1) if activations_known(base) and base.model.layers else (0,)
+    return (0, 1) if activations_known(base) and base.model.blocks else (0,)
 
 
 def _micro_batches(base: Plan, ranks: Sequence[int], global_batch: int | None) -> Sequence[int]:

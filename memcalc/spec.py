@@ -45,13 +45,36 @@ class Model:
     """Key/value heads; fewer than ``heads`` means grouped-query attention."""
     ffn: int = 0
     """Width inside the MLP of a block."""
+    experts: int = 0
+    """MLPs of a block of which each token takes ``top_k``, in a mixture of experts; ``ffn`` is the width inside one."""
+    top_k: int = 0
+    shared_ffn: int = 0
+    """Width inside an MLP that every token takes besides; 0 where there is none."""
     vocab: int = 0
     context: int = 0
     """Longest sequence the model can take (rows of a position table)."""
+    image: int = 0
+    """Height and width of an input image in pixels; ``features`` are all its values."""
+    channels: int = 0
+    """Colours of an input image."""
+    patch: int = 0
+    """Height and width of the patches an image is cut into."""
+    stages: tuple[int, ...] = ()
+    """Blocks of each stage of a convolutional network, which halves height and width and doubles channels."""
+    bottleneck: bool = False
+    """Blocks of three convolutions, the middle one narrower."""
     features: int = 0
     """Elements of one input sample, for models that do not read tokens."""
     classes: int = 0
     """Outputs of a classifier."""
+    decoder_layers: int = 0
+    """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
+    buckets: int = 0
+    """Rows of a table of biases by distance (T5)."""
+    gated: bool = False
+    """The MLP multiplies two products of its input."""
+    types: int = 0
+    """Rows of a token-type table (BERT's segments)."""
     tied: bool = False
     """The output head is the token embedding itself."""
     parameters: int = 0
@@ -65,3 +88,8 @@ class Model:
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 0:
                 raise PlanError(f"model {self.name}: {field.name} {value} must be at least 0")
+
+    @property
+    def blocks(self) -> int:
+        """Repeated parts, which can be checkpointed and sharded one by one."""
+        return self.layers + self.decoder_layers + sum(self.stages)

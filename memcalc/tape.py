@@ -105,6 +105,8 @@ class Tape(Recorder):
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
         self.fused_rms_norm = fused_rms_norm
         self.autocast = weight_dtype != compute_dtype
+        self.shared: dict[str, dict[str, Tensor]] = {}
+        """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
         self._nodes: list[Node] = []
         self._pending: dict[str, list[Storage]] = {}

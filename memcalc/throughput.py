@@ -70,40 +70,42 @@ class StepTime:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """What a model costs, counted from its weights. FLOPs are of one forward pass per token."""
+    """What a model costs, counted from its weights. Products are multiplications of one sample's forward pass."""
 
     parameters: int
     tensors: int
     multiplied: int
     """Parameters that take part in matrix products."""
-    blocks: int
-    """Those of them inside blocks."""
-    last: int
-    """Those of the last product of all blocks, which non-reentrant checkpointing does not run again."""
+    products: float
+    """Each of them times the rows it multiplies."""
+    blocks: float
+    """The part of the products inside blocks."""
+    last: float
+    """The last product of all blocks, which non-reentrant checkpointing does not run again."""
     layers: int
 
 
-# Weights that are looked up rather than multiplied, and the product that ends a block. A block of the MLP
-# ends with a ReLU, whose output is saved, so its product has to be run again.
-_LOOKUPS = {"gpt2": ("wpe.weight",), "llama": ("embed_tokens.weight",)}
-_LAST = {"gpt2": ".mlp.c_proj.weight", "llama": ".mlp.down_proj.weight"}
+# The product that ends a block. A block of the MLP ends with a ReLU and one of BERT with a LayerNorm, whose saved
+# tensors need it to be run again.
+_LAST = {"gpt2": ".mlp.c_proj.weight", "llama": ".mlp.down_proj.weight", "vit": ".mlp.fc2.weight"}
 
 # Operations a block starts in forward, counted in trainers/models; backward starts about twice as many. A layer of
-# a model known by its size is taken for a GPT block.
-_OPERATIONS = {"gpt2": 14, "llama": 25, "mlp": 2, "size": 14}
+# a model known by its size is taken for a GPT block. Each expert of a mixture starts six more.
+_OPERATIONS = {"bert": 16, "gpt2": 14, "llama": 25, "mlp": 2, "moe": 45, "resnet": 10, "size": 14, "t5": 28, "vit": 14}
 
 
 @lru_cache(maxsize=64)
-def _work(model: Model) -> _Work:
-    weights = FAMILIES[model.family].weights(model)
-    lookups, last = _LOOKUPS.get(model.family, ()), _LAST.get(model.family)
-    products = [w for w in weights if w.name not in lookups and (len(w.shape) > 1 or model.family == "size")]
+def _work(model: Model, tokens: int) -> _Work:
+    family = FAMILIES[model.family]
+    weights, last = family.weights(model), _LAST.get(model.family)
+    products = [(w, w.numel * family.rows(model, tokens, w)) for w in weights]
     return _Work(
         parameters=sum(w.numel for w in weights),
         tensors=len(weights),
-        multiplied=sum(w.numel for w in products),
-        blocks=sum(w.numel for w in products if "." in w.group),
-        last=sum(w.numel for w in products if last and w.name.endswith(last)),
+        multiplied=sum(w.numel for w, product in products if product),
+        products=sum(product for _, product in products),
+        blocks=sum(product for w, product in products if "." in w.group),
+        last=sum(product for w, product in products if last and w.name.endswith(last)),
         layers=len({w.group for w in weights if "." in w.group}),
     )
 
@@ -158,7 +160,7 @@ def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
     (True, True)
     """
     hardware = hardware or hardware_of(plan)
-    work = _work(plan.model)
+    work = _work(plan.model, plan.tokens)
     speed = hardware.flops[plan.precision_row.compute] * hardware.efficiency
     forward, again = _forward_flops(plan, work)
     micro_compute, micro_again = 3 * forward / speed, again / speed
@@ -190,12 +192,12 @@ def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
 def _forward_flops(plan: Plan, work: _Work) -> tuple[float, float]:
     """FLOPs of one forward pass, and of what checkpointing runs again, for one micro batch.
 
-    Two per multiplied parameter and token; attention adds ``4 s h`` a token and layer, half of it where the
+    Two per multiplied parameter and row; attention adds ``4 h`` a pair of query and key, half of it where the
     kernel skips what a causal mask hides (Dao 2023, FlashAttention-2, section 3.1).
     """
-    tokens = plan.micro_batch * max(plan.tokens, 1)
+    masked, full = plan.family.pairs(plan.model, plan.tokens)
     skips = plan.kernel in ("flash", "efficient")
-    attention = 4 * plan.tokens * plan.model.hidden * work.layers * (0.5 if skips else 1.0)
+    attention = 4 * plan.model.hidden * (masked * (0.5 if skips else 1.0) + full)
     again = 0.0
     if plan.checkpoint_every:
         again = 2 * work.blocks + attention
@@ -203,13 +205,13 @@ def _forward_flops(plan: Plan, work: _Work) -> tuple[float, float]:
             # Recomputation stops at the last saved tensor, before the product that ends a checkpoint
             # (torch/utils/checkpoint.py, early_stop); only one block in checkpoint_every ends one.
             again -= 2 * work.last / plan.checkpoint_every
-    return tokens * (2 * work.multiplied + attention), tokens * again
+    return plan.micro_batch * (2 * work.products + attention), plan.micro_batch * again
 
 
 def _host(plan: Plan, work: _Work) -> float:
     """Seconds Python needs to start the operations of one micro batch."""
     passes = 3 + (1 if plan.checkpoint_every else 0)
-    operations = passes * work.layers * _OPERATIONS.get(plan.model.family, 1)
+    operations = passes * work.layers * (_OPERATIONS.get(plan.model.family, 1) + 6 * plan.model.experts)
     return operations * _value("launch-seconds")
 
 

@@ -1,8 +1,8 @@
 """Many small plans run for real on this machine's CPUs, each held against its estimate.
 
 One torchrun call per world size runs all plans of that size one after the other (``trainers/matrix.py``),
-so that a plan costs about a second and not a start of torch. oneDNN is off in these runs: its scratch memory
-for 16-bit products depends on the CPU and is no part of the model.
+so that a plan costs about a second and not a start of torch. oneDNN is off in these runs, but for
+convolutional families: its scratch memory for 16-bit products depends on the CPU and is no part of the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ TOLERANCE = 1.0
 LOSS_DIGITS = 4
 """fp32 losses of one model agree to so many decimals, whatever the strategy."""
 
-GLOBAL_BATCH = {"tokens": 8, "features": 256}
+GLOBAL_BATCH = {"tokens": 8, "features": 256, "images": 32}
 """Samples per step by what a model reads; enough that activations weigh as much as model states."""
 MODEL_NAMES = ("mlp-tiny", "gpt2-tiny", "llama-tiny")
 STRATEGY_NAMES = ("single", "ddp", "fsdp-full-shard", "fsdp-shard-grad-op", "zero-1")

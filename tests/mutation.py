@@ -59,6 +59,30 @@ FAULTS = [
         wrong='for part in ("rstd",)',
     ),
     Fault(
+        name="pooling keeps no indices",
+        file="convolution.py",
+        right='t.save(node, t.allocate(f"{name} indices", pooled, "int64", "activations"))',
+        wrong='t.allocate(f"{name} indices", pooled, "int64", "activations")',
+    ),
+    Fault(
+        name="batch norm does not keep its input",
+        file="convolution.py",
+        right="    node = t.node([edge(x), w, bias], backward)\n    t.save(node, x.storage)\n",
+        wrong="    node = t.node([edge(x), w, bias], backward)\n",
+    ),
+    Fault(
+        name="experts are sent no copies",
+        file="models/moe.py",
+        right="sizes = balanced(plan.tokens * model.top_k, model.experts)",
+        wrong="sizes = balanced(plan.tokens, model.experts)",
+    ),
+    Fault(
+        name="T5's softmax is in 16 bit",
+        file="attention.py",
+        right='_softmax(t, cast(t, scores, "float32", f"{name} scores"), name), low',
+        wrong="_softmax(t, scores, name), low",
+    ),
+    Fault(
         name="a shared weight's gradient is handed over for each use",
         file="tape.py",
         right="        if self._uses[weight.name]:\n            parts.append(grad)\n            return\n",

@@ -5,6 +5,8 @@ Everything drawn is sound: a Plan that exists is checked, so a test that fails h
 
 from __future__ import annotations
 
+import dataclasses
+
 from hypothesis import strategies as st
 
 from memcalc.models import FAMILIES, MODELS, Model
@@ -14,17 +16,27 @@ from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
+    "DROPOUT",
     "attentions",
+    "berts",
     "gpt2s",
     "llamas",
     "mlps",
     "models",
+    "moes",
     "named_models",
     "plans",
+    "resnets",
+    "shaped_models",
     "sizes",
+    "t5s",
     "token_models",
+    "vits",
     "worlds",
 ]
+
+# Families whose modules have dropout.
+DROPOUT = ("gpt2", "bert", "vit", "t5")
 
 
 @st.composite
@@ -52,6 +64,57 @@ def llamas(draw: st.DrawFn, max_layers: int = 3) -> Model:
 
 
 @st.composite
+def berts(draw: st.DrawFn, max_layers: int = 3) -> Model:
+    """BERT models of up to ``max_layers`` blocks."""
+    return dataclasses.replace(draw(gpt2s(max_layers)), name="drawn-bert", family="bert", types=draw(st.integers(1, 3)))
+
+
+@st.composite
+def moes(draw: st.DrawFn, max_layers: int = 2) -> Model:
+    """Llama with a mixture of up to five experts, and a shared one or none."""
+    experts = draw(st.integers(1, 5))
+    return dataclasses.replace(
+        draw(llamas(max_layers)), name="drawn-moe", family="moe", experts=experts, top_k=draw(st.integers(1, experts)),
+        shared_ffn=draw(st.sampled_from([0, 7, 64])),
+    )  # fmt: skip
+
+
+@st.composite
+def vits(draw: st.DrawFn, max_layers: int = 3) -> Model:
+    """Vision Transformers of up to ``max_layers`` blocks and 17 places."""
+    heads, patch, channels = draw(st.sampled_from([1, 2, 4])), draw(st.integers(1, 4)), draw(st.integers(1, 3))
+    image = patch * draw(st.integers(1, 4))
+    return Model(
+        name="drawn-vit", family="vit", layers=draw(st.integers(1, max_layers)), hidden=heads * draw(st.integers(2, 24)),
+        heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)), image=image, channels=channels, patch=patch,
+        features=channels * image**2, classes=draw(st.integers(1, 20)),
+    )  # fmt: skip
+
+
+@st.composite
+def t5s(draw: st.DrawFn) -> Model:
+    """T5 with two encoder blocks, so that checkpoints of one or two divide them, and one or two decoder blocks."""
+    heads = draw(st.sampled_from([1, 2, 4]))
+    return Model(
+        name="drawn-t5", family="t5", layers=2, decoder_layers=draw(st.integers(1, 2)),
+        hidden=heads * draw(st.sampled_from([8, 16])), heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)),
+        vocab=draw(st.integers(2, 300)), context=draw(st.sampled_from([8, 16, 33])), buckets=draw(st.integers(2, 32)),
+        gated=draw(st.booleans()), tied=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
+def resnets(draw: st.DrawFn) -> Model:
+    """ResNets of up to three stages, basic or bottleneck."""
+    image = draw(st.sampled_from([1, 8, 15]))
+    return Model(
+        name="drawn-resnet", family="resnet", stages=tuple(draw(st.lists(st.integers(1, 2), min_size=1, max_size=3))),
+        bottleneck=draw(st.booleans()), hidden=draw(st.integers(1, 12)), image=image, channels=3, features=3 * image**2,
+        classes=draw(st.integers(1, 20)),
+    )  # fmt: skip
+
+
+@st.composite
 def mlps(draw: st.DrawFn, max_layers: int = 4) -> Model:
     """Layers of equal width."""
     return Model(
@@ -73,12 +136,17 @@ def sizes(draw: st.DrawFn) -> Model:
 
 def token_models() -> st.SearchStrategy[Model]:
     """Models that read tokens."""
-    return st.one_of(gpt2s(), llamas())
+    return st.one_of(gpt2s(), llamas(), berts(), moes())
+
+
+def shaped_models() -> st.SearchStrategy[Model]:
+    """Models whose every tensor is known."""
+    return st.one_of(token_models(), t5s(), vits(), resnets(), mlps())
 
 
 def models() -> st.SearchStrategy[Model]:
     """Models of every family."""
-    return st.one_of(gpt2s(), llamas(), mlps(), sizes())
+    return st.one_of(shaped_models(), sizes())
 
 
 def named_models() -> st.SearchStrategy[Model]:
@@ -113,8 +181,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not gathers]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
     precision = draw(st.sampled_from(list(PRECISIONS)))
-    dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family == "gpt2" else 0.0
-    checkpoint_every = draw(st.integers(0, 3))
+    dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
+    written_out = FAMILIES[chosen.family].written_out
+    checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -127,8 +196,10 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         accumulation=draw(st.integers(1, 3)),
         tokens=draw(st.integers(1, chosen.context)) if reads == "tokens" else 0,
         checkpoint_every=checkpoint_every,
-        reentrant=bool(checkpoint_every) and draw(st.booleans()),
-        attention=draw(st.sampled_from(attentions(device, precision, dropout))) if reads == "tokens" else "auto",
+        reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
+        attention=draw(st.sampled_from(attentions(device, precision, dropout)))
+        if chosen.heads and not written_out
+        else "auto",
         dropout=dropout,
         loss_dtype=draw(
             st.sampled_from(["float32", "logits"] if gathers or not PRECISIONS[precision].autocast else ["float32"])

@@ -21,7 +21,7 @@ LAYERS = [
     ["replay"],
     ["recorder"],
     ["tape"],
-    ["ops", "norms", "positions", "attention"],
+    ["ops", "norms", "positions", "attention", "convolution", "experts"],
     ["models"],
     ["optimizers", "strategies"],
     ["plan"],

@@ -25,8 +25,40 @@ PUBLISHED = {
     "tinyllama-1.1b": 1_100_048_384,
     "mistral-7b": 7_241_732_096,
     "codellama-34b": 33_743_970_304,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_620_634_112,
+    "resnet-18": 11_689_512,
+    "resnet-34": 21_797_672,
+    "resnet-50": 25_557_032,
+    "resnet-101": 44_549_160,
+    "resnet-152": 60_192_808,
+    "t5-small": 60_506_624,
+    "t5-base": 222_903_552,
+    "t5-large": 737_668_096,
+    "flan-t5-base": 247_577_856,
+    "flan-t5-large": 783_150_080,
+    "flan-t5-xl": 2_849_757_184,
+    "flan-t5-xxl": 11_135_332_352,
+    "bert-base": 109_514_298,  # BertForMaskedLM; without the head and with a pooler it is 109,482,240
+    "bert-large": 335_174_458,
+    "vit-tiny-16": 5_717_416,
+    "vit-small-16": 22_050_664,
+    "vit-base-16": 86_567_656,
+    "vit-large-16": 304_326_632,
+    "vit-huge-14": 632_045_800,
 }
-OURS = {"gpt2-small-text", "gpt2-tiny", "llama-tiny", "mlp", "mlp-tiny"}
+OURS = {
+    "t5-tiny",
+    "resnet-tiny",
+    "moe-tiny",
+    "vit-tiny",
+    "bert-tiny",
+    "gpt2-small-text",
+    "gpt2-tiny",
+    "llama-tiny",
+    "mlp",
+    "mlp-tiny",
+}
 
 
 def parameters(name: str) -> int:

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from memcalc.errors import FileError, InputError, shorten
 from memcalc.plan import Plan
+from trainers.images import holds_images, read_images
 
 __all__ = ["Samples", "load", "split"]
 
 _DEFAULT_BYTES = 4 * 2**20
-_PICTURES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".webp")
+_IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
 _EVALUATED = 128  # samples at most; enough for a stable mean, few enough to be quick
 
 Pair = tuple[NDArray[np.generic], NDArray[np.int64]]
@@ -41,7 +42,7 @@ def load(plan: Plan, data: Path | None, tokenizer: Path | None = None) -> Sample
     """The samples of a plan from the files a user points at. Raises FileError and InputError, in one line."""
     if data is not None and not data.exists():
         raise FileError(f"data {data} does not exist")
-    if plan.family.reads != "tokens" and data is not None and _holds_images(data):
+    if plan.family.reads != "tokens" and data is not None and holds_images(data):
         return _images(plan, data)
     source = str(data) if data is not None else "the source files of this Python installation"
     tokens = _tokens(data, tokenizer, source)
@@ -154,18 +155,38 @@ def _windows(plan: Plan, tokens: NDArray[np.generic], source: str) -> Samples:
         raise InputError(
             f"{source} holds token {largest}, but {plan.model.name} has a vocabulary of {vocab} (0 to {vocab - 1})"
         )
-    count = (len(tokens) - 1) // length
+    span = length * plan.family.sequences
+    count = (len(tokens) - 1) // span
     if count < 2:
         raise InputError(
-            f"{source} has {len(tokens):,} tokens; at least {2 * length + 1:,} are needed for samples of {length}"
+            f"{source} has {len(tokens):,} tokens; at least {2 * span + 1:,} are needed for samples of {span}"
         )
-    offsets = np.arange(length)
+    offsets = np.arange(span)
 
     def take(indices: NDArray[np.int64]) -> Pair:
-        places = indices[:, None] * length + offsets
+        places = indices[:, None] * span + offsets
+        if plan.family.objective == "continue":  # the encoder reads one half, the decoder goes on with the other
+            return tokens[places].astype(np.int64), tokens[places[:, length:] + 1].astype(np.int64)
+        if plan.family.objective == "masked":
+            return _masked(tokens[places].astype(np.int64), indices, vocab - 1)
         return tokens[places].astype(np.int64), tokens[places + 1].astype(np.int64)
 
     return Samples(count=count, take=take, source=source)
+
+
+def _masked(tokens: NDArray[np.int64], indices: NDArray[np.int64], mask: int) -> Pair:
+    """Hide 15 % of each sample (Devlin et al. 2019, section 3.1) behind the vocabulary's last token.
+
+    Always the same tokens of a sample and equally many of each, so that a mean over samples does not depend on how
+    they are spread over ranks.
+    """
+    inputs, targets = tokens.copy(), np.full_like(tokens, _IGNORED)
+    hidden = max(round(0.15 * tokens.shape[1]), 1)
+    for row, index in enumerate(indices):
+        places = np.random.default_rng(int(index)).choice(tokens.shape[1], hidden, replace=False)
+        targets[row, places] = tokens[row, places]
+        inputs[row, places] = mask
+    return inputs, targets
 
 
 # -- features --------------------------------------------------------------------------------------
@@ -189,27 +210,9 @@ def _bytes_as_features(plan: Plan, tokens: NDArray[np.generic], source: str) -> 
     return Samples(count=count, take=take, source=source)
 
 
-def _holds_images(data: Path) -> bool:
-    if not data.is_dir():
-        return data.suffix == ".npy"
-    return (data / "images.npy").exists() or any(
-        path.suffix.lower() in (".npy", *_PICTURES)
-        for folder in data.iterdir()
-        if folder.is_dir()
-        for path in folder.iterdir()
-    )
-
-
 def _images(plan: Plan, data: Path) -> Samples:
     """Images flattened to features, values of whole numbers scaled from 0..255 to 0..1."""
-    if not data.is_dir():
-        raise InputError(
-            f"{data} has no labels; give a folder with images.npy and labels.npy, or with one folder per class"
-        )
-    if (data / "images.npy").exists():
-        images, labels = _load_array(data / "images.npy"), _load_array(data / "labels.npy")
-    else:
-        images, labels = _class_folders(data)
+    images, labels = read_images(data)
     features, classes = plan.model.features, plan.model.classes
     if len(images) != len(labels) or labels.ndim != 1:
         raise InputError(
@@ -217,6 +220,8 @@ def _images(plan: Plan, data: Path) -> Samples:
         )
     if len(images) < 2:
         raise InputError(f"{data} has {len(images)} images; at least 2 are needed")
+    if plan.family.reads == "images" and images.ndim == 4 and images.shape[-1] == plan.model.channels:
+        images = np.moveaxis(images, -1, 1)  # files keep colours last, convolutions want them first
     flat = images.reshape(len(images), -1)
     if flat.shape[1] != features:
         shape = "x".join(map(str, images.shape[1:]))
@@ -234,49 +239,3 @@ def _images(plan: Plan, data: Path) -> Samples:
         return flat[chosen].astype(np.float32) / scale, labels[chosen].astype(np.int64)
 
     return Samples(count=len(flat), take=take, source=str(data))
-
-
-def _load_array(path: Path) -> NDArray[np.generic]:
-    try:
-        array: NDArray[np.generic] = np.load(path, mmap_mode="r", allow_pickle=False)
-    except FileNotFoundError:
-        raise FileError(f"{path} does not exist") from None
-    except (OSError, ValueError, EOFError) as error:
-        raise FileError(f"{path} is not a numpy array: {shorten(str(error).splitlines()[0], 100)}") from None
-    if not array.ndim or not np.issubdtype(array.dtype, np.number):
-        raise FileError(f"{path} is not an array of numbers with a first dimension")
-    return array
-
-
-def _class_folders(data: Path) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-    folders = sorted(path for path in data.iterdir() if path.is_dir() and not path.name.startswith("."))
-    images: list[NDArray[np.generic]] = []
-    labels: list[int] = []
-    for label, folder in enumerate(folders):
-        for path in sorted(folder.iterdir()):
-            if path.suffix == ".npy":
-                images.append(_load_array(path))
-            elif path.suffix.lower() in _PICTURES:
-                images.append(_picture(path))
-            else:
-                continue
-            labels.append(label)
-            if images[-1].shape != images[0].shape:
-                raise InputError(
-                    f"{path} is {list(images[-1].shape)}, others are {list(images[0].shape)}; all images need one size"
-                )
-    return np.stack(images), np.array(labels, dtype=np.int64)
-
-
-def _picture(path: Path) -> NDArray[np.generic]:
-    try:
-        from PIL import Image
-    except ImportError:
-        raise InputError(
-            f"{path} needs the package pillow to be read; install it, or store the images as .npy"
-        ) from None
-    try:
-        with Image.open(path) as image:
-            return np.asarray(image.convert("RGB"))
-    except (OSError, ValueError) as error:
-        raise FileError(f"{path} is not a picture: {shorten(str(error), 100)}") from None

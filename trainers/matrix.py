@@ -37,8 +37,6 @@ def main(words: list[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     place = Rank.from_environment()
     exit_on_signals()
-    # oneDNN packs 16-bit weights into scratch memory whose size hangs on the CPU's instruction set: no plan can know it.
-    torch.backends.mkldnn.set_flags(False)
     settings = Training(steps=arguments.steps, measure_steps=arguments.steps)
     with join(place, "cpu", settings.seed) as process:
         for folder in arguments.folders:
@@ -51,7 +49,11 @@ def run(folder: Path, settings: Training, process: Process) -> bool:
     at = Moments()
     terminal = log_to_file(folder / "logs" / f"rank-{process.rank}.log")
     try:
-        measurement = train(Plan.load(folder / "plan.json"), settings, process, at=at)
+        plan = Plan.load(folder / "plan.json")
+        # oneDNN packs 16-bit weights into scratch memory whose size hangs on the CPU's instruction set: no plan can
+        # know it. Convolutional families are played with oneDNN's copies, and run with it.
+        torch.backends.mkldnn.set_flags(plan.family.convolves)
+        measurement = train(plan, settings, process, at=at)
         save(measurement, folder, process)
     except (Exception, KeyboardInterrupt) as error:
         line = report(error, out=folder, rank=process.rank, moment=at.moment)

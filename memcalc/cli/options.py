@@ -83,7 +83,7 @@ _OPTIONS = (
     click.argument("model", required=False, type=Name("model", MODELS)),
     option(_M, "--params", "parameters", type=Count(), metavar="COUNT", help="A model known by its size: 1e9, 7b, 124M."),
     _whole(_M, "--layers", help="Blocks (with --params: layers)."),
-    _whole(_M, "--hidden", help="Width; for GPT-2, --ffn follows as 4 times it."),
+    _whole(_M, "--hidden", help="Width; --ffn follows where it is 4 times it."),
     _whole(_M, "--heads", help="Attention heads."),
     _whole(_M, "--kv-heads", help="Key/value heads; they follow --heads where the model has as many."),
     _whole(_M, "--ffn", help="Width inside a block's MLP."),
@@ -169,7 +169,7 @@ def _sized(parameters: int) -> Model:
 def _followers(base: Model, changes: Words) -> dict[str, int]:
     """Numbers that hang on a changed one: what a family derives, and what was equal stays equal."""
     follow: dict[str, int] = {}
-    if "hidden" in changes and base.family == "gpt2":
+    if "hidden" in changes and base.ffn == 4 * base.hidden:
         follow["ffn"] = 4 * changes["hidden"]
     if "hidden" in changes and base.features == base.hidden:
         follow["features"] = changes["hidden"]

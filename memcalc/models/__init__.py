@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from memcalc.catalog import Catalog
+from memcalc.models.bert import BERT
 from memcalc.models.family import Block, Family
 from memcalc.models.gpt2 import GPT2
 from memcalc.models.llama import LLAMA
 from memcalc.models.mlp import MLP
+from memcalc.models.moe import MOE
 from memcalc.models.named import MODELS
+from memcalc.models.resnet import RESNET
 from memcalc.models.size import SIZE
+from memcalc.models.t5 import T5
+from memcalc.models.vit import VIT
 from memcalc.spec import HEAD, ROOT, Model, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
 
-FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, SIZE])
+FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, VIT, MOE, RESNET, T5, SIZE])

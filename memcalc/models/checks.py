@@ -10,7 +10,10 @@ from memcalc.spec import Model
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["causal_mask", "head_is_tied", "heads_divide", "no_attention", "no_dropout", "positive", "reads_tokens"]
+__all__ = [
+    "causal_mask", "full_heads", "head_is_tied", "heads_divide", "no_attention", "no_dropout", "positive",
+    "reads_images", "reads_tokens",
+]  # fmt: skip
 
 
 def positive(model: Model, *fields: str) -> None:
@@ -37,6 +40,18 @@ def reads_tokens(model: Model, plan: Plan) -> None:
         raise PlanError(f"{plan.tokens} tokens are more than the {model.context} positions of {model.name}")
 
 
+def reads_images(model: Model, plan: Plan) -> None:
+    """An image model needs square images of its size, and at least one."""
+    if plan.micro_batch < 1:
+        raise PlanError(f"micro batch {plan.micro_batch} must be at least 1")
+    if plan.tokens:
+        raise PlanError(f"tokens {plan.tokens}: {model.name} reads images, not tokens")
+    if model.features != model.channels * model.image**2:
+        raise PlanError(
+            f"model {model.name}: {model.features} features are not {model.channels} x {model.image} x {model.image}"
+        )
+
+
 def causal_mask(plan: Plan) -> list[tuple[str, tuple[int, ...], str]]:
     """Written-out attention keeps one mask for all layers and steps."""
     return [("causal mask", (plan.tokens, plan.tokens), "bool")] if plan.kernel == "eager" else []
@@ -50,6 +65,14 @@ def no_dropout(model: Model, plan: Plan) -> None:
 def no_attention(model: Model, plan: Plan) -> None:
     if plan.attention != "auto":
         raise PlanError(f"attention {plan.attention}: the {model.family} family has none; leave --attention out")
+
+
+def full_heads(model: Model) -> None:
+    if model.kv_heads != model.heads:
+        raise PlanError(
+            f"model {model.name}: {model.kv_heads} key/value heads, but {model.family} has one for each of its "
+            f"{model.heads} heads"
+        )
 
 
 def head_is_tied(model: Model, tied: bool) -> None:

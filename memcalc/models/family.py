@@ -12,10 +12,25 @@ from memcalc.tape import Tape, Tensor
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["Block", "Family"]
+__all__ = ["Block", "Family", "all_pairs", "causal_pairs", "every_token"]
 
 Block = tuple[str, Callable[[Tensor], Tensor]]
 """A repeated part of the model: its name, and what it does to the residual stream."""
+
+
+def every_token(model: Model, tokens: int, weight: Weight) -> float:
+    """Each matrix multiplies every token of a sample."""
+    return max(tokens, 1) if len(weight.shape) > 1 else 0
+
+
+def causal_pairs(model: Model, tokens: int) -> tuple[int, int]:
+    """Each layer attends once, under a causal mask."""
+    return model.layers * tokens * tokens, 0
+
+
+def all_pairs(model: Model, tokens: int) -> tuple[int, int]:
+    """Each layer attends once, without a mask."""
+    return 0, model.layers * tokens * tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,12 +45,28 @@ class Family:
     """Tensors that live between steps and are no parameters: name, shape, dtype."""
     opaque: bool = False
     """Only its size is known: neither its tensors one by one nor its matrix products."""
+    sequences: int = 1
+    """Token sequences in one sample's input: two for an encoder and a decoder."""
+    convolves: bool = False
+    """Most of its work is convolutions, which are played as oneDNN computes them on the CPU."""
+    written_out: bool = False
+    """Attention is always written out, because no fused kernel can do it."""
+    objective: str = "next"
+    """What a token model learns to say: the ``next`` token of each, the ``masked`` ones, or how it goes on (``continue``)."""
+    rows: Callable[[Model, int, Weight], float] = every_token
+    """Rows of one sample that a weight multiplies in forward, by tokens; 0 for what is looked up or added."""
+    pairs: Callable[[Model, int], tuple[int, int]] = causal_pairs
+    """Query-key pairs of one sample over all layers, by tokens: under a causal mask, and without one."""
+    assumption: str = ""
+    """What the family takes for granted, in a sentence."""
     check: Callable[[Model, Plan], None]
     """Raises PlanError when the numbers do not fit together."""
     weights: Callable[[Model], list[Weight]]
     """Every weight once, in the order of the torch module's parameters()."""
     enter: Callable[[Tape, Plan, Tensor], Tensor]
     """From inputs to what the first block takes."""
+    between: Callable[[Tape, Plan, str, Tensor], Tensor] = lambda t, plan, name, x: x
+    """What happens to the stream before the block of that name, outside of sharding and checkpoints."""
     blocks: Callable[[Tape, Plan], list[Block]]
     """The blocks in order; checkpointing and sharding work on these."""
     leave: Callable[[Tape, Plan, Tensor], Tensor]

@@ -9,7 +9,7 @@ from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.errors import PlanError
 from memcalc.models.checks import causal_mask, head_is_tied, heads_divide, positive, reads_tokens
-from memcalc.models.family import Block, Family
+from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
@@ -51,6 +51,11 @@ def weights(model: Model) -> list[Weight]:
     return [*found, Weight("ln_f.weight", (h,), HEAD), Weight("ln_f.bias", (h,), HEAD)]
 
 
+def rows(model: Model, tokens: int, weight: Weight) -> float:
+    """Positions are looked up; the token table is, too, but it is the head as well."""
+    return 0 if weight.name == "wpe.weight" else every_token(model, tokens, weight)
+
+
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
     x = ops.add(t, ops.embedding(t, ids, "wte"), learned(t, "wpe", plan.tokens), "embeddings")
     return ops.dropout(t, x, "embedding dropout", plan.dropout)
@@ -87,6 +92,7 @@ GPT2 = Family(
     check=check,
     buffers=causal_mask,
     weights=weights,
+    rows=rows,
     enter=enter,
     blocks=blocks,
     leave=leave,

@@ -9,7 +9,7 @@ from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.errors import PlanError
 from memcalc.models.checks import causal_mask, head_is_tied, heads_divide, no_dropout, positive, reads_tokens
-from memcalc.models.family import Block, Family
+from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import rotary, rotary_tables
 from memcalc.recorder import Storage
 from memcalc.spec import HEAD, Model, Weight
@@ -53,6 +53,11 @@ def weights(model: Model) -> list[Weight]:
         ):  # fmt: skip
             found.append(Weight(f"{block}.{name}.weight", shape, block))
     return [*found, Weight("norm.weight", (h,), HEAD), Weight("lm_head.weight", (model.vocab, h), HEAD)]
+
+
+def rows(model: Model, tokens: int, weight: Weight) -> float:
+    """Tokens are looked up."""
+    return 0 if weight.name == "embed_tokens.weight" else every_token(model, tokens, weight)
 
 
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
@@ -99,6 +104,7 @@ LLAMA = Family(
     check=check,
     buffers=causal_mask,
     weights=weights,
+    rows=rows,
     enter=enter,
     blocks=blocks,
     leave=leave,

@@ -22,6 +22,66 @@ def _llama(name: str, layers: int, hidden: int, heads: int, kv_heads: int, ffn: 
     )  # fmt: skip
 
 
+def _moe(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    context: int,
+    experts: int,
+    top_k: int,
+    shared_ffn: int = 0,
+) -> Model:
+    return Model(
+        name=name, family="moe", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab,
+        context=context, experts=experts, top_k=top_k, shared_ffn=shared_ffn,
+    )  # fmt: skip
+
+
+def _bert(name: str, layers: int, hidden: int, heads: int, vocab: int = 30522, context: int = 512) -> Model:
+    return Model(
+        name=name, family="bert", layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
+        ffn=4 * hidden, vocab=vocab, context=context, types=2, tied=True,
+    )  # fmt: skip
+
+
+def _vit(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    patch: int,
+    image: int = 224,
+    channels: int = 3,
+    classes: int = 1000,
+) -> Model:
+    return Model(
+        name=name, family="vit", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden,
+        image=image, channels=channels, patch=patch, features=channels * image**2, classes=classes,
+    )  # fmt: skip
+
+
+def _resnet(
+    name: str, stages: tuple[int, ...], *, bottleneck: bool, width: int = 64, image: int = 224, classes: int = 1000
+) -> Model:
+    return Model(
+        name=name, family="resnet", stages=stages, bottleneck=bottleneck, hidden=width, image=image, channels=3,
+        features=3 * image**2, classes=classes,
+    )  # fmt: skip
+
+
+def _t5(
+    name: str, layers: int, hidden: int, heads: int, ffn: int, *, gated: bool, vocab: int = 32128, context: int = 512
+) -> Model:
+    return Model(
+        name=name, family="t5", layers=layers, decoder_layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
+        ffn=ffn, vocab=vocab, context=context, buckets=32, gated=gated, tied=not gated,
+    )  # fmt: skip
+
+
 def _mlp(name: str, layers: int, width: int, classes: int) -> Model:
     return Model(name=name, family="mlp", layers=layers, hidden=width, features=width, classes=classes)
 
@@ -51,10 +111,41 @@ MODELS: Catalog[Model] = Catalog(
         _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048),
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),
         _llama("codellama-34b", 48, 8192, 64, 8, 22016, 32000, 16384),
+        # Jiang et al. 2024 (Mixtral), table 1; config.json of the published checkpoints.
+        _moe("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, experts=8, top_k=2),
+        _moe("mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000, 65536, experts=8, top_k=2),
+        # Devlin et al. 2019, section 3; config.json of the published checkpoints (BertForMaskedLM).
+        _bert("bert-base", 12, 768, 12),
+        _bert("bert-large", 24, 1024, 16),
+        # Dosovitskiy et al. 2021, table 1, and Touvron et al. 2021 (DeiT), table 1, for the two small ones; 1000 classes.
+        _vit("vit-tiny-16", 12, 192, 3, 16),
+        _vit("vit-small-16", 12, 384, 6, 16),
+        _vit("vit-base-16", 12, 768, 12, 16),
+        _vit("vit-large-16", 24, 1024, 16, 16),
+        _vit("vit-huge-14", 32, 1280, 16, 14),
+        # Raffel et al. 2020, section 3.7, and Chung et al. 2022 (Flan, of T5 1.1); config.json of the published checkpoints.
+        _t5("t5-small", 6, 512, 8, 2048, gated=False),
+        _t5("t5-base", 12, 768, 12, 3072, gated=False),
+        _t5("t5-large", 24, 1024, 16, 4096, gated=False),
+        _t5("flan-t5-base", 12, 768, 12, 2048, gated=True),
+        _t5("flan-t5-large", 24, 1024, 16, 2816, gated=True),
+        _t5("flan-t5-xl", 24, 2048, 32, 5120, gated=True),
+        _t5("flan-t5-xxl", 24, 4096, 64, 10240, gated=True),
+        # He et al. 2016, table 1.
+        _resnet("resnet-18", (2, 2, 2, 2), bottleneck=False),
+        _resnet("resnet-34", (3, 4, 6, 3), bottleneck=False),
+        _resnet("resnet-50", (3, 4, 6, 3), bottleneck=True),
+        _resnet("resnet-101", (3, 4, 23, 3), bottleneck=True),
+        _resnet("resnet-152", (3, 8, 36, 3), bottleneck=True),
         # Small ones that train on two CPU cores. 256 is the number of bytes, so they read plain text.
         _gpt2("gpt2-small-text", 6, 256, 8, vocab=256, context=256),
         _gpt2("gpt2-tiny", 2, 64, 4, vocab=256, context=128),
         _llama("llama-tiny", 2, 64, 4, 2, 192, 256, 128),
+        _bert("bert-tiny", 2, 64, 4, vocab=257, context=128),
+        _vit("vit-tiny", 2, 64, 4, 8, image=32, classes=10),
+        _moe("moe-tiny", 2, 64, 4, 2, 96, 256, 128, experts=4, top_k=2),
+        _resnet("resnet-tiny", (1, 1, 1), bottleneck=False, width=16, image=32, classes=10),
+        _t5("t5-tiny", 2, 64, 4, 128, gated=False, vocab=256, context=64),
         _mlp("mlp", 5, 1024, 10),
         _mlp("mlp-tiny", 4, 256, 10),
     ],

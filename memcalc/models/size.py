@@ -65,6 +65,7 @@ SIZE = Family(
     opaque=True,
     check=check,
     weights=weights,
+    rows=lambda model, tokens, weight: 1,
     enter=enter,
     blocks=blocks,
     leave=leave,

@@ -20,7 +20,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--ma
 
 def plan(model: str = "gpt2-tiny", *, ranks: int = 1, batch: int = 8, **fields: Any) -> Plan:
     """A plan on the CPU whose step takes ``batch`` samples over all ranks and micro batches."""
-    tokens = 0 if model.startswith("mlp") else 32
+    tokens = 32 if MODELS[model].context else 0
     micro = batch // ranks // fields.get("accumulation", 1)
     return Plan(model=MODELS[model], ranks=ranks, tokens=tokens, micro_batch=micro, device="cpu", **fields)
 

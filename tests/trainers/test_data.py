@@ -30,6 +30,33 @@ def test_default_is_real_text_and_the_same_every_time() -> None:
     assert b"import " in load(GPT, None).take(np.arange(2000))[0].astype(np.uint8).tobytes()
 
 
+def test_masked_words_are_the_same_share_of_every_sample() -> None:
+    bert = plan("bert-tiny")
+    inputs, targets = load(bert, None).take(np.array([5, 9]))
+    plain, _ = load(GPT, None).take(np.array([5, 9]))
+    hidden = targets != -100
+    assert hidden.sum(axis=1).tolist() == [5, 5]  # 15 % of 32
+    assert (inputs[hidden] == bert.model.vocab - 1).all() and (targets[hidden] == plain[hidden]).all()
+    assert (inputs[~hidden] == plain[~hidden]).all()
+    again, _ = load(bert, None).take(np.array([9]))
+    assert np.array_equal(again[0], inputs[1])
+
+
+def test_a_decoder_goes_on_where_the_encoder_ends() -> None:
+    inputs, targets = load(plan("t5-tiny"), None).take(np.array([0, 3]))
+    assert (inputs.shape, targets.shape) == ((2, 64), (2, 32))
+    assert np.array_equal(inputs[:, 33:], targets[:, :-1])
+
+
+def test_colours_come_first_for_convolutions(tmp_path: Path) -> None:
+    pictures = np.arange(4 * 32 * 32 * 3, dtype=np.uint32).reshape(4, 32, 32, 3) % 256
+    np.save(tmp_path / "images.npy", pictures.astype(np.uint8))
+    np.save(tmp_path / "labels.npy", np.arange(4))
+    inputs, labels = all_of(load(plan("resnet-tiny"), tmp_path))
+    first = inputs[labels == 2].reshape(3, 32, 32) * 255
+    assert np.allclose(first, np.moveaxis(pictures[2], -1, 0))
+
+
 def test_bytes_of_a_file_and_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "b.txt").write_bytes(b"b" * 40)
     (tmp_path / "a.txt").write_bytes(b"a" * 40)

@@ -14,16 +14,35 @@ from torch.distributed.tensor import DTensor, Shard
 
 from memcalc.errors import PlanError
 from memcalc.plan import Plan
+from trainers.models.bert import BERT
 from trainers.models.gpt2 import GPT2
 from trainers.models.layers import cross_entropy
 from trainers.models.llama import Llama
 from trainers.models.mlp import MLP
+from trainers.models.moe import MoE
+from trainers.models.resnet import ResNet
+from trainers.models.t5 import T5
+from trainers.models.vit import ViT
 
 __all__ = ["build", "criterion", "dtype_of", "initialise", "materialise", "units"]
 
-_MODULES: dict[str, Callable[[Plan], nn.Module]] = {"gpt2": GPT2, "llama": Llama, "mlp": MLP}
-_BLOCKS = {"gpt2": "h", "llama": "layers", "mlp": "layers"}
-_RESIDUAL = ("c_proj.weight", "o_proj.weight", "down_proj.weight")
+_MODULES: dict[str, Callable[[Plan], nn.Module]] = {
+    "bert": BERT, "gpt2": GPT2, "llama": Llama, "mlp": MLP, "moe": MoE, "resnet": ResNet, "t5": T5,
+    "vit": ViT,
+}  # fmt: skip
+_BLOCKS = {
+    "bert": "layer", "gpt2": "h", "llama": "layers", "mlp": "layers", "moe": "layers", "resnet": "blocks", "t5": "blocks",
+    "vit": "blocks",
+}  # fmt: skip
+_RESIDUAL = (
+    "c_proj.weight",
+    "o_proj.weight",
+    "down_proj.weight",
+    "attn.proj.weight",
+    "fc2.weight",
+    ".o.weight",
+    ".wo.weight",
+)
 
 
 def build(plan: Plan) -> nn.Module:
@@ -63,6 +82,9 @@ def initialise(model: nn.Module, plan: Plan, seed: int) -> None:
         _fill(full, weight.name, plan, seed)
         local.copy_(_shard(full, parameter))
         del full
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.reset_running_stats()
 
 
 def _fill(full: Tensor, name: str, plan: Plan, seed: int) -> None:
@@ -71,7 +93,7 @@ def _fill(full: Tensor, name: str, plan: Plan, seed: int) -> None:
         return
     # GPT-2 (Radford et al. 2019, section 2.3) scales what is added to the residual stream by depth; ReLU layers
     # keep the variance of their input with He et al. 2015, equation 10.
-    std = math.sqrt(2 / full.shape[1]) if plan.model.family == "mlp" else 0.02
+    std = math.sqrt(2 / full[0].numel()) if plan.model.family in ("mlp", "resnet") else 0.02
     if name.endswith(_RESIDUAL):
         std /= math.sqrt(2 * plan.model.layers)
     digest = hashlib.blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()

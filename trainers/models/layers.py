@@ -14,27 +14,29 @@ __all__ = ["attend", "cross_entropy"]
 _KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, *, kind: str, dropout: float) -> Tensor:
-    """Causal attention of ``[batch, heads, tokens, head width]`` tensors by the kernel the plan names.
+def attend(q: Tensor, k: Tensor, v: Tensor, *, kind: str, dropout: float, causal: bool = True) -> Tensor:
+    """Attention of ``[batch, heads, tokens, head width]`` tensors by the kernel the plan names.
 
     Key/value heads may be fewer than query heads (grouped queries).
     """
     if kind == "eager":
-        return _eager(q, k, v, dropout)
+        return _eager(q, k, v, dropout, causal)
     groups = q.shape[1] // k.shape[1]
     if groups > 1 and kind == "efficient":  # the one kernel without grouped queries
         k, v, groups = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1), 1
     with sdpa_kernel(_KERNELS[kind]):
-        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, enable_gqa=groups > 1)
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=causal, enable_gqa=groups > 1)
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+def _eager(q: Tensor, k: Tensor, v: Tensor, dropout: float, causal: bool) -> Tensor:
     """Attention that writes its scores out; softmax in the dtype of its input."""
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = k.repeat_interleave(groups, dim=1), v.repeat_interleave(groups, dim=1)
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)
-    probabilities = scores.masked_fill_(_future(q.shape[-2], q.device), float("-inf")).softmax(dim=-1)
+    if causal:
+        scores = scores.masked_fill_(_future(q.shape[-2], q.device), float("-inf"))
+    probabilities = scores.softmax(dim=-1)
     return F.dropout(probabilities, dropout, training=dropout > 0) @ v
 
 

@@ -1,0 +1,125 @@
+"""Mixture of experts on the tape: route each token to some experts, run them on their rows, and add up what they say.
+
+Nothing is dropped. How many rows each expert gets depends on the data; what is kept is the same however they are
+spread, because it is ``top_k`` rows a token in all. Transients are those of balanced experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from memcalc.ops import cast, edge, linear
+from memcalc.recorder import Storage
+from memcalc.tape import Gradient, Node, Tape, Tensor
+
+__all__ = ["balanced", "combine", "dispatch", "route"]
+
+Expert = Callable[[Tensor, int], Tensor]
+"""Rows of an expert, and which one it is."""
+
+
+def balanced(rows: int, experts: int) -> list[int]:
+    """Rows of a sample spread over experts as evenly as whole numbers allow.
+
+    >>> balanced(10, 4)
+    [3, 3, 2, 2]
+    """
+    share, left = divmod(rows, experts)
+    return [share + (index < left) for index in range(experts)]
+
+
+def route(t: Tape, x: Tensor, name: str, top_k: int) -> tuple[Tensor, Storage, Storage]:
+    """Shares of each token's ``top_k`` experts, in the router's dtype of float32, and where the rows come from.
+
+    Softmax in float32 over all experts, then the largest, divided by their sum. Besides the shares two int64
+    tensors of one element a row come back: the order by expert, and the token of each row.
+    """
+    logits = linear(t, x, f"{name}.gate", flat=True)
+    tokens, experts = logits.shape
+    logits = cast(t, logits, "float32", f"{name} router logits")
+
+    def small(part: str, width: int, dtype: str = "float32") -> Storage:
+        return t.allocate(f"{name} {part}", (tokens, width), dtype, "activations")
+
+    def softmax_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [small("router logits gradient", experts)]
+
+    def top_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [small("router probabilities gradient", experts)]
+
+    def share_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [small("share gradient", top_k)]
+
+    node = t.node([edge(logits)], softmax_backward)
+    probabilities = Tensor(small("router probabilities", experts), (tokens, experts), "float32", node)
+    t.save(node, probabilities.storage)
+    del logits
+    node = t.node([edge(probabilities)], top_backward)
+    top = Tensor(small("largest probabilities", top_k), (tokens, top_k), "float32", node)
+    chosen = small("chosen experts", top_k, "int64")
+    t.save(node, chosen)
+    del probabilities
+    node = t.node([edge(top)], share_backward)
+    total = small("sum of the largest", 1)
+    shares = Tensor(small("shares", top_k), (tokens, top_k), "float32", node)
+    t.save(node, top.storage, total)
+    del top, total
+    order = small("rows by expert", top_k, "int64")
+    return shares, order, small("tokens of rows", top_k, "int64")
+
+
+def dispatch(t: Tape, x: Tensor, name: str, tokens: Storage, sizes: Sequence[int], expert: Expert) -> Tensor:
+    """Copy the rows of each token together by expert, run each expert on its part, and concatenate."""
+    shape, dtype, rows = x.shape, x.dtype, (sum(sizes), x.shape[1])
+
+    def select_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
+
+    def split_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} rows gradient", rows, dtype, "temporary")]
+
+    def join_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [grads[0]] * len(sizes)
+
+    node = t.node([edge(x)], select_backward)
+    t.save(node, tokens)
+    selected = t.output(f"{name} rows", rows, dtype, node)
+    node = t.node([edge(selected)], split_backward, outputs=len(sizes))
+    parts = [Tensor(selected.storage, (size, rows[1]), dtype, node, slot) for slot, size in enumerate(sizes)]
+    del selected
+    said = [expert(part, index) for index, part in enumerate(parts)]
+    node = t.node([edge(part) for part in said], join_backward)
+    return t.output(f"{name} experts' outputs", rows, said[0].dtype, node)
+
+
+def combine(t: Tape, y: Tensor, shares: Tensor, order: Storage, tokens: Storage, name: str) -> Tensor:
+    """Each row times its share, added to its token."""
+    shape, dtype = y.shape, y.dtype
+    per_token = shares.shape
+    count = shape[0]
+
+    def pick_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} shares gradient", (count,), dtype, "temporary")]
+
+    def multiply_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        rows = t.allocate(f"{name} outputs gradient", shape, dtype, "temporary")
+        product = t.allocate(f"{name} product of gradients", shape, dtype, "temporary")
+        weight = t.allocate(f"{name} row shares gradient", (count,), dtype, "temporary")
+        del product
+        return [rows, weight]
+
+    def add_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} weighted gradient", shape, dtype, "temporary")]
+
+    shares = cast(t, shares, dtype, f"{name} shares")
+    node = t.node([edge(shares)], pick_backward)
+    t.save(node, order)
+    picked = t.output(f"{name} row shares", (count,), dtype, node)
+    del shares
+    node = t.node([edge(y), edge(picked)], multiply_backward)
+    t.save(node, y.storage, picked.storage)
+    weighted = t.output(f"{name} weighted", shape, dtype, node)
+    del y, picked
+    node = t.node([edge(weighted)], add_backward)
+    t.save(node, tokens, weighted.storage)  # index_add keeps what it adds, only to know its shape
+    return t.output(f"{name} output", (per_token[0], shape[1]), dtype, node)
