@@ -3,7 +3,7 @@
 A block that starts with ```` ```console ```` is a transcript: each line `$ memcalc …` is run, and what follows
 it is replaced by what it printed. All commands of one page run in one empty folder, in order. A block marked
 ```` ```console machine ```` shows what depends on the machine (its cores, its speed); it is run only with
-`--machine`, and no test compares it.
+`--machine`, and no test compares it. In the folder lies `book.txt`, the text of all pages, to train on.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def output(command: str, folder: Path) -> list[str]:
 def refreshed(text: str, *, machine: bool = False) -> str:
     """A page with its transcripts run again; blocks that depend on the machine only on request."""
     with tempfile.TemporaryDirectory() as folder:
+        book = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+        (Path(folder) / "book.txt").write_text(book, encoding="utf-8")
 
         def block(match: re.Match[str]) -> str:
             if match[1] and not machine:

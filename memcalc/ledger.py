@@ -108,10 +108,13 @@ class _Step:
             hooks.end_forward()
             output = ops.boundary(tape, output, hooks.begin_backward)
             tape.moment = "loss"
-            loss = output if opaque else ops.cross_entropy(tape, output, batch[1])
+            upcast = self.plan.loss_dtype == "float32"
+            loss = output if opaque else ops.cross_entropy(tape, output, batch[1], upcast=upcast)
+            kept = output.storage if self.plan.keep_logits else None
             del output
         tape.moment = "backward"
         tape.backward(loss, shape=(0,) if opaque else ())
+        del kept
         hooks.end_backward()
 
     def forward(self, inputs: Tensor) -> Tensor:

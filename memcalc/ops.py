@@ -184,12 +184,12 @@ def dropout(t: Tape, x: Tensor, name: str, probability: float) -> Tensor:
     return y
 
 
-def cross_entropy(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
-    """``F.cross_entropy(logits.float(), targets)``: the log-softmax is kept, in float32.
+def cross_entropy(t: Tape, logits: Tensor, targets: Tensor, *, upcast: bool) -> Tensor:
+    """``F.cross_entropy``, of ``logits.float()`` when ``upcast``: the log-softmax is kept.
 
     Backward makes two more tensors of its size, and the gradient of the 16-bit logits where they are that.
     """
-    logits = cast(t, logits, "float32", "logits")
+    logits = cast(t, logits, "float32", "logits") if upcast else logits
     shape, dtype = logits.shape, logits.dtype
 
     def softmax_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:

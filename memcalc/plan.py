@@ -18,12 +18,13 @@ from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
 from memcalc.strategies import STRATEGIES, Strategy
 
-__all__ = ["ATTENTIONS", "DEVICES", "PLAN_VERSION", "Plan"]
+__all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "PLAN_VERSION", "Plan"]
 
 PLAN_VERSION = 1
 DEVICES = ("cuda", "cpu")
 # native_functions.yaml of the 2.9 release has a CUDA kernel for _fused_rms_norm; in 2.8 it does not exist.
 FUSED_RMS_NORM_SINCE = (2, 9)
+LOSSES = ("float32", "logits")
 ATTENTIONS = ("auto", "flash", "efficient", "math", "eager")
 
 
@@ -59,6 +60,10 @@ class Plan:
     attention: str = "auto"
     """Attention kernel; ``auto`` is what scaled_dot_product_attention would choose, see ``kernel``."""
     dropout: float = 0.0
+    loss_dtype: str = "float32"
+    """Cross-entropy of float32 copies of the logits, or of the ``logits`` as they come."""
+    keep_logits: bool = False
+    """The loop still refers to the model's output in backward."""
     bucket_mb: int = 25
     """DDP's bucket_cap_mb."""
     bucket_views: bool = False
@@ -89,7 +94,7 @@ class Plan:
                 raise PlanError(f"{field} {value} must be at most {most}")
         if not 0 <= self.dropout < 1:
             raise PlanError(f"dropout {self.dropout} must be at least 0 and below 1")
-        choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS}
+        choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS, "loss_dtype": LOSSES}
         for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise UnknownNameError(field.replace("_", " "), getattr(self, field), known)
@@ -124,6 +129,8 @@ class Plan:
             )
         if self.strategy_row.gathers and not self.optimizer_row.shardable:
             raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
+        if self.loss_dtype == "logits" and self.precision_row.autocast and not self.strategy_row.gathers:
+            raise PlanError(f"{self.precision}: autocast takes the loss in float32; leave out --loss-dtype logits")
         if self.reentrant and not self.checkpoint_every:
             raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
 

@@ -19,7 +19,7 @@ _NAMES = {int: "a whole number", float: "a finite number", str: "text", bool: "t
 
 def check_types(record: Any) -> None:
     """Every field has the type it is annotated with; True is no number. Raises PlanError."""
-    for name, kind in _hints(type(record)).items():
+    for name, kind in _hints(type(record)).items():  # type: ignore[arg-type]  # mypy: no class is hashable
         value = getattr(record, name)
         if not _is_a(value, kind):
             raise PlanError(f"{name.replace('_', ' ')} is {_refusal(value, kind)}")

@@ -16,10 +16,12 @@ from pathlib import Path
 from memcalc.compare import Comparison, compare_run
 from memcalc.errors import FileError, MemcalcError
 from memcalc.failure import failure
-from memcalc.launch import command, environment, installed_torch, prepare, require_torch
+from memcalc.launch import command, environment, installed_torch, require_torch
 from memcalc.models import FAMILIES, MODELS
 from memcalc.plan import Plan
+from memcalc.run_folder import prepare
 from memcalc.supervise import supervise
+from memcalc.training import Training
 
 __all__ = ["CHECKPOINTING", "TOLERANCE", "WORLDS", "Result", "loss_problems", "matrix", "validate"]
 
@@ -122,7 +124,7 @@ def validate(
 def _run(waiting: dict[str, Plan], ranks: int, out: Path, done: Callable[[str, Plan], None]) -> int:
     """One torchrun call for all plans; each that is done is taken out of ``waiting``."""
     for name, plan in waiting.items():
-        prepare(plan, out / name)
+        prepare(plan, Training(steps=STEPS, measure_steps=STEPS), out / name)
 
     def line(text: str) -> None:
         word, _, name = text.partition(" ")

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
+
+from memcalc import launch as launch_module
 
 # A machine busy with something else is not a failure.
 settings.register_profile("memcalc", deadline=None)
@@ -21,3 +26,25 @@ collect_ignore = [] if TORCH else ["trainers", "benchmarks"]
 def root() -> Path:
     """The top of the checkout."""
     return ROOT
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A machine with two cores, 8 GiB and no GPU; torch counts as installed."""
+    found = SimpleNamespace(gpus=(), cores=2, ram_bytes=8 * 2**30)
+    monkeypatch.setattr("memcalc.machine.detect", lambda: found)
+    monkeypatch.setattr(launch_module, "require_torch", lambda: None)
+    return found
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a few lines of Python in torchrun's place; they see the trainers' arguments in ``sys.argv``."""
+
+    def use(body: str) -> None:
+        text = f"import json, os, sys, time, signal; from pathlib import Path; out = Path(sys.argv[2])\n{body}"
+        monkeypatch.setattr(
+            launch_module, "command", lambda ranks, module, *words: [sys.executable, "-c", text, *words]
+        )
+
+    return use

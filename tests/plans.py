@@ -201,6 +201,10 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         if chosen.heads and not written_out
         else "auto",
         dropout=dropout,
+        loss_dtype=draw(
+            st.sampled_from(["float32", "logits"] if gathers or not PRECISIONS[precision].autocast else ["float32"])
+        ),
+        keep_logits=draw(st.booleans()),
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import doctest
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,15 @@ def test_examples_run(page: Path) -> None:
 def test_transcripts_are_what_the_commands_print(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert transcripts.refreshed(text) == text, "run `make docs`"
+
+
+@pytest.mark.parametrize(("batch", "status"), [("8", 0), ("10", 1)])
+def test_the_strict_gate_lets_through_only_what_fits(root: Path, batch: str, status: int) -> None:
+    text = (root / "docs" / "usage.md").read_text(encoding="utf-8")
+    (gate,) = re.findall(r"^```text\n(memcalc estimate .*?)^```$", text, re.MULTILINE | re.DOTALL)
+    gate = gate.replace("--batch-size 10", f"--batch-size {batch}")
+    gate = gate.replace("memcalc", f"{sys.executable} -m memcalc").replace("python3", sys.executable)
+    assert subprocess.run(["bash", "-c", gate], cwd=root, check=False).returncode == status
 
 
 def test_the_docs_build(tmp_path: Path) -> None:

@@ -149,12 +149,15 @@ class _Run:
                     output = prepared.model(self.inputs)
                     at(step, "loss")
                     loss = self.criterion(output, self.targets)
-                    del output
+                    if not plan.keep_logits:
+                        del output
                 at(step, "backward")
                 scaled = loss / plan.accumulation if plan.accumulation > 1 else loss
                 self.scaler.scale(scaled).backward()
                 self.window[slot].add_(scaled.detach())
                 del loss, scaled
+                if plan.keep_logits:
+                    del output
         at(step, "step")
         if self.at.meter is not None and step == self.metered - 1:
             self.at.meter.states(prepared)

@@ -62,7 +62,7 @@ FRAMEWORKS = (
         sources=("Lightning-AI/lightning-thunder",),
         defaults={
             "torch": Default("2.5", "nightly builds of mid-2024"),
-            "loss": Default("16-bit", "thunder/benchmarks/benchmark_litgpt.py: cross_entropy on the model's own logits"),
+            "loss": Default("logits, kept", "thunder/benchmarks/benchmark_litgpt.py: cross_entropy of logits, which stay bound"),
         },
     ),
     Framework(
@@ -70,7 +70,7 @@ FRAMEWORKS = (
         sources=("Lightning-AI/litgpt extensions/thunder",),
         defaults={
             "torch": Default("2.4", "extensions/thunder/README.md: a nightly build of 2.4"),
-            "loss": Default("16-bit", "extensions/thunder/pretrain.py: chunked_cross_entropy with chunk_size=0"),
+            "loss": Default("logits, kept", "extensions/thunder/pretrain.py: chunk_size=0, and logits stay bound"),
         },
     ),
     Framework(

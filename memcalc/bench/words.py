@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.bench.cards import gpu_of
@@ -28,10 +29,13 @@ _NOTED = (
     (r"(fused|chunked) (linear )?(cross.entropy|CE\b)|chunked loss", "fused or chunked loss", True),
     (r"fused Triton", "Triton kernels for norm, rotary positions and loss", True),
 )  # fmt: skip
-# The framework's loss → what differs from memcalc's, which drops the logits before backward.
-_LOSSES = {
-    "16-bit": "the loss is counted on float32 logits, which is more than the source needs",
-    "float32, kept": "the source keeps its float32 logits through backward, which is not counted",
+# The framework's loss → the plan's fields for it, and what stays uncounted.
+_LOSSES: dict[str, tuple[dict[str, Any], str]] = {
+    "logits, kept": (
+        {"loss_dtype": "logits", "keep_logits": True},
+        "the loss is taken of the 16-bit logits, which are kept",
+    ),
+    "float32, kept": ({}, "the source keeps its float32 logits through backward, which is not counted"),
 }
 
 
@@ -97,6 +101,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             attention=attention,
             gpu=gpu,
             torch=torch,
+            **_loss(reading),
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
@@ -115,12 +120,17 @@ def _extras(reading: Reading) -> None:
     for pattern, reason, only_less in _NOTED:
         if re.search(pattern, row["notes"]):
             reading.lack(reason, only_less=only_less)
-    if row["vocab"]:  # only a model with a vocabulary has logits of a size that counts
-        loss = reading.default("loss")
-        if loss in ("chunked", "fused"):
-            reading.lack("fused or chunked loss", only_less=True)
-        elif loss in _LOSSES:
-            reading.assume(_LOSSES[loss])
+    if row["vocab"] and reading.default("loss") in ("chunked", "fused"):
+        reading.lack("fused or chunked loss", only_less=True)
+
+
+def _loss(reading: Reading) -> dict[str, Any]:
+    """Only a model with a vocabulary has logits of a size that counts."""
+    loss = reading.default("loss") if reading.row["vocab"] else ""
+    fields, said = _LOSSES.get(loss, ({}, ""))
+    if said:
+        reading.assume(said)
+    return fields
 
 
 def _torch(reading: Reading) -> str:

@@ -14,7 +14,7 @@ from memcalc.errors import InputError
 from memcalc.hardware import GPUS
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
-from memcalc.plan import ATTENTIONS, DEVICES, Plan
+from memcalc.plan import ATTENTIONS, DEVICES, LOSSES, Plan
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 
@@ -28,7 +28,7 @@ _RESHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context", 
 _SIZE_KNOWS = ("layers", "features", "layer_bytes")
 _PLAN = (
     "strategy", "ranks", "nodes", "precision", "optimizer", "optimizer_kind", "micro_batch", "accumulation", "tokens",
-    "checkpoint_every", "reentrant", "attention", "dropout", "bucket_mb", "bucket_views", "device", "gpu", "torch",
+    "checkpoint_every", "reentrant", "attention", "dropout", "loss_dtype", "keep_logits", "bucket_mb", "bucket_views", "device", "gpu", "torch",
 )  # fmt: skip
 _SPELLED = {"features": "--input-shape", "layer_bytes": "--activation-per-layer", "kv_heads": "--kv-heads"}
 
@@ -111,6 +111,9 @@ _OPTIONS = (
     option(_T, "--checkpointing", "checkpoint_every", type=Checkpointing(), metavar="none|full|every-N",
            help="Activation checkpointing: of no block, of each, of every N blocks together.  [estimate: none]"),
     _flag(_T, "--reentrant", help="The older, reentrant form of activation checkpointing."),
+    option(_T, "--loss-dtype", type=Name("loss dtype", LOSSES), metavar="KIND",
+           help=f"{_one_of(LOSSES)} What the cross-entropy is computed in.  [default: float32]"),
+    _flag(_T, "--keep-logits", help="The loop still holds the model's output in backward."),
     _flag(_T, "--keep-gradients", help="zero_grad(set_to_none=False): gradients stay allocated."),
     option(_W, "--strategy", type=Name("strategy", STRATEGIES), metavar="NAME",
            help=f"{_one_of(STRATEGIES)}  [estimate: single, with several GPUs ddp]"),

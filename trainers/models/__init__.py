@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -113,7 +114,7 @@ def _shard(full: Tensor, parameter: Tensor) -> Tensor:
 
 def criterion(plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
     """The loss of the plan's family: mean cross-entropy over tokens or samples."""
-    return cross_entropy
+    return partial(cross_entropy, upcast=plan.loss_dtype == "float32")
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -46,6 +46,7 @@ def _future(tokens: int, device: torch.device) -> Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
 
 
-def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy, in float32, of ``[..., classes]`` scores against ``[...]`` class indices."""
-    return F.cross_entropy(output.flatten(0, -2).float(), targets.flatten())
+def cross_entropy(output: Tensor, targets: Tensor, *, upcast: bool = True) -> Tensor:
+    """Mean cross-entropy of ``[..., classes]`` scores, in float32 when ``upcast``, against ``[...]`` class indices."""
+    scores = output.flatten(0, -2)
+    return F.cross_entropy(scores.float() if upcast else scores, targets.flatten())
