@@ -190,7 +190,7 @@ def test_torchs_own_memory_trackers_agree(name: str) -> None:
     assert ledger(plan).peak().bytes / MIB == pytest.approx(mib, abs=0.02)
 
 
-BERT_SAVED = {"fp32": (666.5, 0), "bf16": (340.3, -2), "amp-bf16": (732.6, 2)}
+BERT_SAVED = {"fp32": 666.5, "bf16": 340.3, "amp-bf16": 732.6}
 
 
 @pytest.mark.parametrize("precision", BERT_SAVED)
@@ -198,14 +198,15 @@ def test_bert_saves_what_transformers_bert_saves(precision: str) -> None:
     """BertForMaskedLM of transformers 4.57 with 4 layers of bert-base: batch 4 of 512 tokens, dropout 0.1, fused
     attention; MiB of distinct storages saved for backward, labels given.
 
-    The trainers' loss is in float32. transformers' loss is in the model's dtype: in pure bfloat16 its log-softmax
-    takes 2 B an element less, and autocast keeps 2 B more, for the 16-bit log-softmax beside the float32 one.
+    transformers takes the loss in the dtype of the logits; autocast keeps the 16-bit log-softmax beside the float32
+    one, which is 2 B an element more than with a loss in float32.
     """
-    mib, loss_bytes = BERT_SAVED[precision]
     model = dataclasses.replace(MODELS["bert-base"], layers=4)
-    plan = Plan(model=model, tokens=512, micro_batch=4, dropout=0.1, precision=precision)
-    saved = ledger(plan).at_moment("backward", "activations") + loss_bytes * 4 * 512 * model.vocab
-    assert saved / MIB == pytest.approx(mib, abs=0.1)
+    loss = "float32" if precision == "amp-bf16" else "logits"
+    plan = Plan(model=model, tokens=512, micro_batch=4, dropout=0.1, precision=precision, loss_dtype=loss)
+    beside = 2 * 4 * 512 * model.vocab if precision == "amp-bf16" else 0
+    saved = ledger(plan).at_moment("backward", "activations") + beside
+    assert saved / MIB == pytest.approx(BERT_SAVED[precision], abs=0.1)
 
 
 @pytest.mark.parametrize(("precision", "mib"), [("bf16", 451.3), ("amp-bf16", 671.3)])

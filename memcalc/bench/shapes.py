@@ -66,7 +66,9 @@ def model_of(reading: Reading) -> Model | None:
 
 
 def _tokens(reading: Reading, family: str) -> Model | None:
-    numbers: dict[str, Any] = {name: reading.number(name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")}
+    numbers: dict[str, Any] = {
+        name: reading.number(name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+    }
     tokens = reading.row.whole("seq_len") or 1
     if not all(numbers.values()):
         return None
