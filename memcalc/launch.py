@@ -139,9 +139,9 @@ def _check_machine(plan: Plan) -> list[str]:
 
     machine = detect()
     if plan.device == "cuda" and len(machine.gpus) < plan.ranks:
-        found = f"{len(machine.gpus)} GPUs" if machine.gpus else "no GPU"
+        found = f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)}" if machine.gpus else "no GPU"
         raise PlanError(
-            f"the plan needs {plan.ranks} GPUs, this machine has {found}; make one for it with memcalc recommend"
+            f"the plan needs {plan.ranks} GPU{'s' * (plan.ranks > 1)}, this machine has {found}; make one for it with memcalc recommend"
         )
     warnings = []
     if plan.device == "cpu" and plan.ranks > machine.cores:

@@ -14,8 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from memcalc import launch as launch_module
+from memcalc.cli.app import app
 from memcalc.errors import FileError, InputError, PlanError, RunError
 from memcalc.failure import failure
 from memcalc.launch import check, command, environment
@@ -39,12 +41,40 @@ pytestmark = pytest.mark.usefixtures("machine")
         ({"eval_every": -1}, "eval every -1 must be at least 0"),
         ({"learning_rate": 0.0}, "learning rate 0.0 must be above 0"),
         ({"learning_rate": float("nan")}, "learning rate nan must be above 0"),
+        ({"learning_rate": 1001.0}, "learning rate 1001.0 must be above 0 and at most 1000, like 3e-4"),
+        ({"steps": 10**9 + 1}, "steps 1000000001 must be at most 1000000000"),
+        ({"seed": -1}, "seed -1 must be at least 0"),
+        ({"seed": 2**31}, "seed 2147483648 must be at most 2147483647"),
+        ({"checkpoint_every": 10**100}, r"checkpoint every 10+\.\.\. must be at most 1000000000"),
+        ({"measure_steps": 1}, "measure steps 1 would meter the first step only, .*; give 0 or at least 2"),
         ({"clip": float("inf")}, "clip inf must be at least 0"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Training(**options)  # type: ignore[arg-type]
+
+
+def test_options_at_their_limits() -> None:
+    most = Training(steps=10**9, seed=2**31 - 1, learning_rate=1e3, eval_every=10**9, checkpoint_every=10**9)
+    assert most.rate_at(10**9) == pytest.approx(100)
+    assert Training(steps=1, measure_steps=1).measure_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["launch", "", "--out", "run"], "PLAN"),
+        (["launch", "plan.json", "--out", ""], "--out"),
+        (["launch", "plan.json", "--out", "run", "--data", ""], "--data"),
+        (["launch", "plan.json", "--out", "run", "--tokenizer", ""], "--tokenizer"),
+        (["compare", ""], "RUN_DIR"),
+        (["validate", "--out", ""], "--out"),
+    ],
+)
+def test_an_empty_path(words: list[str], name: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.output) == (2, f"memcalc: {name} '' is not a path\n")
 
 
 def test_data_that_does_not_exist(tmp_path: Path) -> None:
@@ -55,8 +85,9 @@ def test_data_that_does_not_exist(tmp_path: Path) -> None:
 def test_more_ranks_than_gpus(tmp_path: Path, machine: SimpleNamespace) -> None:
     plan = replace(TWO, device="cuda")
     refused(plan, tmp_path, "needs 2 GPUs, this machine has no GPU", PlanError)
+    refused(replace(PLAN, device="cuda"), tmp_path, "needs 1 GPU, this machine has no GPU", PlanError)
     machine.gpus = (SimpleNamespace(usable_bytes=2**34),)
-    refused(plan, tmp_path, "needs 2 GPUs, this machine has 1 GPU", PlanError)
+    refused(plan, tmp_path, "needs 2 GPUs, this machine has 1 GPU;", PlanError)
 
 
 def test_plans_that_cannot_be_run_here(tmp_path: Path) -> None:
