@@ -18,7 +18,7 @@ from pathlib import Path
 from memcalc.errors import PlanError, RunError
 from memcalc.failure import failure
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, check_space, newest_checkpoint, prepare
+from memcalc.run_folder import check_folder, check_space, held, newest_checkpoint, prepare
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
@@ -59,7 +59,12 @@ def launch(
     """
     for warning in check(plan, out=out, training=training):
         show(f"warning: {warning}")
-    prepare(plan, training, out)
+    with held(out):
+        prepare(plan, training, out)
+        return _run(plan, training, out, show, grace_seconds)
+
+
+def _run(plan: Plan, training: Training, out: Path, show: Callable[[str], None], grace_seconds: float) -> Run:
     started = time.monotonic()
     try:
         code = supervise(

@@ -96,7 +96,7 @@ def test_train_compare_and_resume(tmp_path: Path) -> None:
     code, _, err = ended(memcalc("launch", plan, "--steps", 6, "--out", run))
     assert (code, err) == (
         2,
-        f"memcalc: {run} is not empty; give another folder, or --resume to continue the run in it\n",
+        f"memcalc: {run} is not empty; give another folder, or continue the run in it with memcalc launch --resume\n",
     )
     code, out, err = ended(memcalc("launch", plan, "--steps", 6, "--out", run, "--resume"))
     assert code == 0, err
