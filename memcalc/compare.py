@@ -67,6 +67,11 @@ class Comparison:
     rows: tuple[Row, ...]
 
     @property
+    def first_step_only(self) -> bool:
+        """Whether no steady step was metered, so that what lives from the second on is missing."""
+        return any(rank.steps == 1 for rank in self.measurement.ranks)
+
+    @property
     def peak(self) -> Row:
         """The row everything is about: the allocated peak of the fullest rank."""
         return self.row(self.fullest, "allocated", "all", "peak")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shutil
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,10 @@ from memcalc.files import read_json
 from memcalc.plan import Plan
 
 __all__ = ["RankError", "failure", "rank_errors"]
+
+_FULL = 2**20  # bytes left on a disk that cannot take the next log or result any more
+_AFTERMATH = (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)
+"""What torchrun stops the other ranks with, and what NCCL's watchdog ends one with whose peer is gone: no cause."""
 
 _SHOWN = ("strategy", "ranks", "precision", "micro_batch", "accumulation", "checkpoint_every", "optimizer_kind")
 
@@ -42,15 +48,27 @@ def rank_errors(out: Path) -> list[RankError]:
 
 def failure(plan: Plan, out: Path, code: int) -> RunError:
     """One line that says which rank failed, when and why, and where to read more."""
-    errors = rank_errors(out)
-    if not errors:
-        return RunError(f"{_last_words(out, code)}; see {out / 'logs'}")
-    first = errors[0]
-    where = f"rank {first.rank} of {plan.ranks}"
-    log = out / "logs" / f"rank-{first.rank}.log"
-    if first.kind != "oom":
-        return RunError(f"{where} failed in {first.moment}: {_cut(first.message)}; see {log}")
-    return RunError(f"{where} ran out of memory in {first.moment}; {_next_plan(plan, out)}; see {log}")
+    errors, text = rank_errors(out), _torchrun_log(out)
+    full = f"no space left on the disk of {out}; " if _is_full(out) else ""
+    if errors and errors[0].kind == "oom":
+        first = errors[0]
+        what = f"rank {first.rank} of {plan.ranks} ran out of memory in {first.moment}; {_next_plan(plan, out)}"
+        return RunError(f"{what}; see {out / 'logs' / f'rank-{first.rank}.log'}")
+    killed = _killed(text)
+    if killed is not None:  # the others lost their connection to it, and some had the time to say so
+        return RunError(f"{killed}; see {out / 'logs'}")
+    if errors:
+        first = errors[0]
+        what = f"rank {first.rank} of {plan.ranks} failed in {first.moment}: {_cut(first.message)}"
+        return RunError(f"{full}{what}; see {out / 'logs' / f'rank-{first.rank}.log'}")
+    return RunError(f"{full}{_last_words(text, code)}; see {out / 'logs'}")
+
+
+def _is_full(out: Path) -> bool:
+    try:
+        return shutil.disk_usage(out).free < _FULL
+    except OSError:
+        return False
 
 
 def _next_plan(plan: Plan, out: Path) -> str:
@@ -80,18 +98,45 @@ def _next_plan(plan: Plan, out: Path) -> str:
     return f"what should fit: {', '.join(changed)} (saved as {path})"
 
 
-def _last_words(out: Path, code: int) -> str:
-    """What torchrun's log says when no rank wrote why: a kill from outside leaves no other trace."""
+def _torchrun_log(out: Path) -> str:
     try:
-        text = (out / "logs" / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+        return (out / "logs" / "torchrun.log").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        text = ""
-    root = text[text.rfind("Root Cause") :] if "Root Cause" in text else ""
-    rank, status = (re.search(rf"{word}\s*:\s*(-?\d+)", root) for word in ("rank", "exitcode"))
-    if rank and status and int(status[1]) == -9:
-        return f"rank {rank[1]} was killed (signal 9), as the kernel does when the machine has no memory left"
-    if rank and status:
-        return f"rank {rank[1]} ended with exit code {status[1]} and left no message"
+        return ""
+
+
+def _exits(text: str) -> list[tuple[int, int, int]]:
+    """Rank, exit code and process id of each failed rank in torchrun's report, the one it saw first in front."""
+    report = text[max(text.rfind("\nFailures:"), 0) :]
+    others, found, root = report.rpartition("Root Cause")
+    pattern = r"^\s*rank\s*: (\d+).*\n\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)"
+    entries = re.findall(pattern, root + others, re.MULTILINE) if found else []
+    return [(int(rank), int(code), int(pid)) for rank, code, pid in entries]
+
+
+def _killed(text: str) -> str | None:
+    """The rank that a signal from outside ended, if one was; those that torchrun had to kill afterwards do not count."""
+    by_torchrun = {int(pid) for pid in re.findall(r"Unable to shutdown process (\d+)", text)}
+    for rank, code, pid in _exits(text):
+        if code < 0 and -code not in _AFTERMATH and pid not in by_torchrun:
+            return _by_signal(rank, -code)
+    return None
+
+
+def _by_signal(rank: int, number: int) -> str:
+    if number == signal.SIGKILL:
+        return f"rank {rank} was killed (signal 9), as the kernel does when memory runs out"
+    return f"rank {rank} was killed (signal {number}, {signal.strsignal(number) or 'unknown'})"
+
+
+def _last_words(text: str, code: int) -> str:
+    """What torchrun's log says when no rank wrote why."""
+    exits = _exits(text)
+    if exits:
+        rank, status, _ = exits[0]
+        if status < 0:
+            return _by_signal(rank, -status)
+        return f"rank {rank} ended with exit code {status} and left no message"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return f"torchrun failed: {_cut(lines[-1])}" if lines else f"torchrun ended with exit code {code}"
 

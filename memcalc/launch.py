@@ -18,7 +18,7 @@ from pathlib import Path
 from memcalc.errors import PlanError, RunError
 from memcalc.failure import failure
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, check_space, newest_checkpoint, prepare
+from memcalc.run_folder import check_folder, check_space, held, newest_checkpoint, prepare
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
@@ -59,7 +59,12 @@ def launch(
     """
     for warning in check(plan, out=out, training=training):
         show(f"warning: {warning}")
-    prepare(plan, training, out)
+    with held(out):
+        prepare(plan, training, out)
+        return _run(plan, training, out, show, grace_seconds)
+
+
+def _run(plan: Plan, training: Training, out: Path, show: Callable[[str], None], grace_seconds: float) -> Run:
     started = time.monotonic()
     try:
         code = supervise(
@@ -139,9 +144,9 @@ def _check_machine(plan: Plan) -> list[str]:
 
     machine = detect()
     if plan.device == "cuda" and len(machine.gpus) < plan.ranks:
-        found = f"{len(machine.gpus)} GPUs" if machine.gpus else "no GPU"
+        found = f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)}" if machine.gpus else "no GPU"
         raise PlanError(
-            f"the plan needs {plan.ranks} GPUs, this machine has {found}; make one for it with memcalc recommend"
+            f"the plan needs {plan.ranks} GPU{'s' * (plan.ranks > 1)}, this machine has {found}; make one for it with memcalc recommend"
         )
     warnings = []
     if plan.device == "cpu" and plan.ranks > machine.cores:

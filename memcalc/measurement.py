@@ -55,6 +55,8 @@ class RankMeasurement:
     reserved_peak: int | None = None
     device_peak: int | None = None
     host_peak: int | None = None
+    steps: int | None = None
+    """How many steps were metered. With one alone there was no steady state, and the peaks are the first step's."""
     timeline: Timeline | None = None
     """The last metered step; what was alive when it began comes first, at the moment ``start``."""
 
@@ -149,7 +151,11 @@ class Measurement:
                 f"{run / 'measured'} lacks rank {missing[0]} of {record.plan.ranks}: the run was not metered or ended too early"
             )
         files = [found[rank] for rank in range(record.plan.ranks)]
-        return dataclasses.replace(record, ranks=tuple(RankMeasurement.from_json(file, str(file)) for file in files))
+        ranks = tuple(RankMeasurement.from_json(file, str(file)) for file in files)
+        for number, (rank, file) in enumerate(zip(ranks, files, strict=True)):
+            if rank.rank != number:
+                raise FileError(f"{file} is damaged: it says that it is of rank {rank.rank}")
+        return dataclasses.replace(record, ranks=ranks)
 
     def save(self, path: Path) -> None:
         """Write the record, whole or not at all. Raises FileError."""

@@ -1,5 +1,6 @@
 """A run's folder: whether a run may use it, what it is given first, and where a run in it goes on.
 
+OUT/lock                    empty; locked while a run goes on in the folder
 OUT/plan.json               the plan
 OUT/training.json           how it is trained: data, steps, seed, learning rate, ...
 OUT/logs/torchrun.log       what torchrun said; logs/rank-R.log is what rank R said
@@ -12,10 +13,12 @@ OUT/weights/model.pt        the final weights
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +29,13 @@ from memcalc.records import build
 from memcalc.training import Training
 from memcalc.units import format_bytes
 
-__all__ = ["COMPLETE", "check_folder", "check_space", "continued", "newest_checkpoint", "prepare"]
+__all__ = ["COMPLETE", "check_folder", "check_space", "continued", "held", "newest_checkpoint", "prepare"]
 
 COMPLETE = "done.json"
 """The file that a checkpoint's folder gets last; without it the folder does not count."""
 
 _BEFORE_A_STEP = re.compile(
-    r"(plan|next-plan|training)\.json|logs(/(torchrun|rank-\d+)\.log)?|errors(/rank-\d+\.json)?"
+    r"lock|(plan|next-plan|training)\.json|logs(/(torchrun|rank-\d+)\.log)?|errors(/rank-\d+\.json)?"
 )
 """What a run leaves that failed before its first step was finished: nothing that could be missed."""
 
@@ -73,10 +76,12 @@ def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
     """Raises FileError when ``out`` cannot be the folder of this run, PlanError when it holds another run."""
     if out.exists() and not out.is_dir():
         raise FileError(f"{out} is a file; give a folder for the run")
+    with contextlib.suppress(OSError):  # no lock, so no run
+        os.close(_lock(out, os.O_RDONLY))
     checkpoint = newest_checkpoint(out)
     if not resume:
         if out.is_dir() and not _free(out):
-            or_resume = ", or --resume to continue the run in it" if checkpoint else ""
+            or_resume = ", or continue the run in it with memcalc launch --resume" if checkpoint else ""
             raise FileError(f"{out} is not empty; give another folder{or_resume}")
     elif checkpoint is None or not (out / "plan.json").exists():
         raise FileError(f"{out} holds no run with a checkpoint; nothing to resume")
@@ -95,7 +100,37 @@ def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
 def _free(out: Path) -> bool:
     """Empty, or left by a run that finished no step. A plan alone may be the user's own."""
     names = [path.relative_to(out).as_posix() for path in out.rglob("*")]
-    return not names or ("logs" in names and all(_BEFORE_A_STEP.fullmatch(name) for name in names))
+    return set(names) <= {"lock"} or ("logs" in names and all(_BEFORE_A_STEP.fullmatch(name) for name in names))
+
+
+@contextlib.contextmanager
+def held(out: Path) -> Iterator[None]:
+    """Make the folder and keep other runs out of it; the kernel lets go of it when this process is gone.
+
+    Raises FileError when another run holds it, or it cannot be made.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = _lock(out, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise FileError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+def _lock(out: Path, flags: int) -> int:
+    """A descriptor that holds the folder's lock until it is closed; ranks do not inherit it. Raises FileError, OSError."""
+    lock = os.open(out / "lock", flags, 0o644)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise FileError(f"{out} is in use by another run; give another --out") from None
+    except OSError:
+        pass  # a file system without locks is no reason not to run
+    return lock
 
 
 def check_space(plan: Plan, out: Path) -> None:

@@ -8,12 +8,22 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import FileError, InputError
+from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json, write_text
 
 __all__ = ["TRAINING_VERSION", "Training"]
 
 TRAINING_VERSION = 1
+
+_MOST_STEPS = 10**9
+_LIMITS = {
+    "steps": (1, _MOST_STEPS),
+    "seed": (0, 2**31 - 1),
+    "eval_every": (0, _MOST_STEPS),
+    "checkpoint_every": (0, _MOST_STEPS),
+    "measure_steps": (0, _MOST_STEPS),
+}
+_FASTEST = 1e3  # learning rate; past these limits a number is a slip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,17 +44,23 @@ class Training:
     checkpoint_every: int = 0
     """Steps between checkpoints; 0 saves at the end only."""
     measure_steps: int = 3
-    """How many first steps are metered; 0 meters nothing."""
+    """How many first steps are metered; 0 meters nothing. One alone lacks what lives from the second step on."""
     resume: bool = False
     """Continue from the newest complete checkpoint of the same folder."""
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "seed": 0, "eval_every": 0, "checkpoint_every": 0, "measure_steps": 0}
-        for name, value in least.items():
-            if getattr(self, name) < value:
-                raise InputError(f"{name.replace('_', ' ')} {getattr(self, name)} must be at least {value}")
-        if not 0 < self.learning_rate < math.inf:
-            raise InputError(f"learning rate {self.learning_rate} must be above 0 and finite, like 3e-4")
+        for name, (least, most) in _LIMITS.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                limit = f"at least {least}" if value < least else f"at most {most}"
+                raise InputError(f"{name.replace('_', ' ')} {shorten(value)} must be {limit}")
+        if self.measure_steps == 1 < self.steps:
+            raise InputError(
+                "measure steps 1 would meter the first step only, which lacks what lives from the second on; "
+                "give 0 or at least 2"
+            )
+        if not 0 < self.learning_rate <= _FASTEST:
+            raise InputError(f"learning rate {self.learning_rate} must be above 0 and at most {_FASTEST:g}, like 3e-4")
         if not 0 <= self.clip < math.inf:
             raise InputError(f"clip {self.clip} must be at least 0 (0 switches it off) and finite")
         if self.data is not None and not self.data.exists():

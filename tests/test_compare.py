@@ -151,6 +151,17 @@ def test_the_table(tmp_path: Path) -> None:
     assert said(str(tmp_path), "--all-ranks")[1].count(" allocated ") == len(compare_run(tmp_path).rows) + 1
 
 
+def test_a_measurement_of_the_first_step_alone_says_so(tmp_path: Path) -> None:
+    write(tmp_path, rank(0, steps=1), rank(1, steps=1))
+    (tmp_path / "lock").touch()
+    assert said(str(tmp_path))[1].splitlines()[-1].startswith("note: only the first step was metered; it lacks what")
+
+
+def test_a_measurement_of_more_steps_has_no_note(tmp_path: Path) -> None:
+    write(tmp_path, rank(0, steps=2), rank(1, steps=2))
+    assert said(str(tmp_path))[1].splitlines()[-1] == "measured by: test scales"
+
+
 def test_csv_and_json_hold_every_row_in_bytes(tmp_path: Path) -> None:
     write(tmp_path, rank(0), rank(1, gradients=0))
     rows = compare_run(tmp_path).rows
@@ -182,5 +193,7 @@ def test_folders_that_hold_no_measured_run(tmp_path: Path) -> None:
     refused(tmp_path, "lacks rank 1 of 2")
     (tmp_path / "measured" / "rank-1.json").write_text('{"memcalc_measurement": 1, "rank": 1}')
     refused(tmp_path, "rank-1.json")
+    rank(0).save(tmp_path / "measured" / "rank-1.json")
+    refused(tmp_path, r"rank-1\.json is damaged: it says that it is of rank 0$")
     (tmp_path / "run.json").write_text("{")
     refused(tmp_path, "run.json is not valid JSON")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +14,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from memcalc import launch as launch_module
+from memcalc.cli.app import app
 from memcalc.errors import FileError, InputError, PlanError, RunError
 from memcalc.failure import failure
 from memcalc.launch import check, command, environment
@@ -38,12 +41,40 @@ pytestmark = pytest.mark.usefixtures("machine")
         ({"eval_every": -1}, "eval every -1 must be at least 0"),
         ({"learning_rate": 0.0}, "learning rate 0.0 must be above 0"),
         ({"learning_rate": float("nan")}, "learning rate nan must be above 0"),
+        ({"learning_rate": 1001.0}, "learning rate 1001.0 must be above 0 and at most 1000, like 3e-4"),
+        ({"steps": 10**9 + 1}, "steps 1000000001 must be at most 1000000000"),
+        ({"seed": -1}, "seed -1 must be at least 0"),
+        ({"seed": 2**31}, "seed 2147483648 must be at most 2147483647"),
+        ({"checkpoint_every": 10**100}, r"checkpoint every 10+\.\.\. must be at most 1000000000"),
+        ({"measure_steps": 1}, "measure steps 1 would meter the first step only, .*; give 0 or at least 2"),
         ({"clip": float("inf")}, "clip inf must be at least 0"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Training(**options)  # type: ignore[arg-type]
+
+
+def test_options_at_their_limits() -> None:
+    most = Training(steps=10**9, seed=2**31 - 1, learning_rate=1e3, eval_every=10**9, checkpoint_every=10**9)
+    assert most.rate_at(10**9) == pytest.approx(100)
+    assert Training(steps=1, measure_steps=1).measure_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["launch", "", "--out", "run"], "PLAN"),
+        (["launch", "plan.json", "--out", ""], "--out"),
+        (["launch", "plan.json", "--out", "run", "--data", ""], "--data"),
+        (["launch", "plan.json", "--out", "run", "--tokenizer", ""], "--tokenizer"),
+        (["compare", ""], "RUN_DIR"),
+        (["validate", "--out", ""], "--out"),
+    ],
+)
+def test_an_empty_path(words: list[str], name: str) -> None:
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.output) == (2, f"memcalc: {name} '' is not a path\n")
 
 
 def test_data_that_does_not_exist(tmp_path: Path) -> None:
@@ -54,8 +85,9 @@ def test_data_that_does_not_exist(tmp_path: Path) -> None:
 def test_more_ranks_than_gpus(tmp_path: Path, machine: SimpleNamespace) -> None:
     plan = replace(TWO, device="cuda")
     refused(plan, tmp_path, "needs 2 GPUs, this machine has no GPU", PlanError)
+    refused(replace(PLAN, device="cuda"), tmp_path, "needs 1 GPU, this machine has no GPU", PlanError)
     machine.gpus = (SimpleNamespace(usable_bytes=2**34),)
-    refused(plan, tmp_path, "needs 2 GPUs, this machine has 1 GPU", PlanError)
+    refused(plan, tmp_path, "needs 2 GPUs, this machine has 1 GPU;", PlanError)
 
 
 def test_plans_that_cannot_be_run_here(tmp_path: Path) -> None:
@@ -185,8 +217,9 @@ Root Cause (first observed failure):
     [
         (
             ROOT_CAUSE.format(code=-9),
-            r"rank 1 was killed \(signal 9\), as the kernel does when the machine has no memory left",
+            r"rank 1 was killed \(signal 9\), as the kernel does when memory runs out",
         ),
+        (ROOT_CAUSE.format(code=-15), "rank 1 was killed (signal 15, Terminated)"),
         (ROOT_CAUSE.format(code=3), "rank 1 ended with exit code 3 and left no message"),
         (
             "Traceback ...\nImportError: libcudart.so.12: cannot open\n\n",
@@ -199,6 +232,62 @@ def test_a_rank_that_left_no_word(tmp_path: Path, log: str, message: str) -> Non
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "torchrun.log").write_text(log)
     assert str(failure(TWO, tmp_path, 5)).startswith(message.replace("\\", ""))
+
+
+def survivor(out: Path, log: str, kind: str = "error") -> str:
+    """What is said of a run whose rank 0 left a message, and whose torchrun wrote ``log``."""
+    (out / "logs").mkdir()
+    (out / "logs" / "torchrun.log").write_text(log)
+    (out / "errors").mkdir()
+    error = {"rank": 0, "moment": "backward", "kind": kind, "message": "Connection reset by peer"}
+    (out / "errors" / "rank-0.json").write_text(json.dumps(error))
+    return str(failure(TWO, out, 1))
+
+
+OTHERS = """Failures:
+[1]:
+  time      : 2026-01-01_00:00:00
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 6)
+------------------------------------------------------------"""
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        OTHERS.format(rank=0, code=1) + ROOT_CAUSE.format(code=-9),
+        # Both ended within a second, and torchrun took the wrong one for the first.
+        OTHERS.format(rank=1, code=-9) + ROOT_CAUSE.format(code=1).replace("rank      : 1", "rank      : 0"),
+    ],
+)
+def test_a_killed_rank_is_named_and_not_the_one_that_lost_it(tmp_path: Path, log: str) -> None:
+    assert survivor(tmp_path, log) == (
+        f"rank 1 was killed (signal 9), as the kernel does when memory runs out; see {tmp_path}/logs"
+    )
+
+
+@pytest.mark.parametrize("code", [-6, -15])
+def test_a_rank_that_ended_because_another_failed_is_no_cause(tmp_path: Path, code: int) -> None:
+    assert survivor(tmp_path, ROOT_CAUSE.format(code=code)).startswith("rank 0 of 2 failed in backward: Connection")
+
+
+def test_a_rank_that_torchrun_had_to_kill_is_no_cause(tmp_path: Path) -> None:
+    log = "Unable to shutdown process 7 via 15, forcefully exiting via 9\n" + ROOT_CAUSE.format(code=-9)
+    assert survivor(tmp_path, log).startswith("rank 0 of 2 failed in backward: Connection")
+
+
+def test_a_rank_that_said_it_is_out_of_memory_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(import_module("memcalc.recommend"), "next_plan", lambda plan, capacity: None)
+    assert survivor(tmp_path, ROOT_CAUSE.format(code=-9), "oom").startswith("rank 0 of 2 ran out of memory")
+
+
+def test_a_full_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=4096))
+    assert str(failure(PLAN, tmp_path, 1)) == (
+        f"no space left on the disk of {tmp_path}; torchrun ended with exit code 1; see {tmp_path}/logs"
+    )
+    message = survivor(tmp_path, ROOT_CAUSE.format(code=1))
+    assert message.startswith(f"no space left on the disk of {tmp_path}; rank 0 of 2 failed in backward: Connection")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rank": "x"}', "\x00"])

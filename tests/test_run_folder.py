@@ -17,10 +17,12 @@ from click.testing import CliRunner, Result
 
 from memcalc.cli.app import app
 from memcalc.errors import FileError, PlanError
+from memcalc.launch import launch
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from memcalc.run_folder import continued, newest_checkpoint
+from memcalc.run_folder import check_folder, continued, held, newest_checkpoint
 from memcalc.supervise import Stopped
+from memcalc.training import Training
 from tests.launching import CHECKPOINT, PLAN, checkpoint, refused, run, write
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,10 +33,23 @@ def test_a_folder_with_another_run(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     refused(PLAN, tmp_path, "is not empty; give another folder$", FileError)
     checkpoint(tmp_path, 5)
-    refused(PLAN, tmp_path, "is not empty; give another folder, or --resume to continue the run in it$", FileError)
+    refused(
+        PLAN,
+        tmp_path,
+        "is not empty; give another folder, or continue the run in it with memcalc launch --resume$",
+        FileError,
+    )
 
 
-FAILED = ("plan.json", "training.json", "next-plan.json", "logs/rank-0.log", "logs/torchrun.log", "errors/rank-0.json")
+FAILED = (
+    "lock",
+    "plan.json",
+    "training.json",
+    "next-plan.json",
+    "logs/rank-0.log",
+    "logs/torchrun.log",
+    "errors/rank-0.json",
+)
 
 
 def test_the_folder_of_a_run_that_made_no_step_is_used_again(tmp_path: Path, stub: Callable[[str], None]) -> None:
@@ -56,6 +71,41 @@ def test_the_folder_of_a_run_that_made_no_step_is_used_again(tmp_path: Path, stu
 def test_nothing_else_is_overwritten(tmp_path: Path, name: str) -> None:
     write(tmp_path, (*FAILED, name))
     refused(PLAN, tmp_path, "is not empty; give another folder$", FileError)
+
+
+def test_two_runs_in_one_folder(tmp_path: Path, stub: Callable[[str], None]) -> None:
+    """The second is refused while the first goes on, whatever the first has written so far."""
+    stub("print('up')")
+    messages: list[str] = []
+
+    def meanwhile(line: str) -> None:
+        if line != "up":
+            return
+        for resume in (False, True):
+            with pytest.raises(FileError) as caught:
+                run(PLAN, tmp_path, resume=resume)
+            messages.append(str(caught.value))
+
+    launch(PLAN, out=tmp_path, training=Training(), show=meanwhile)
+    assert messages == [f"{tmp_path} is in use by another run; give another --out"] * 2
+    lines: list[str] = []
+    run(PLAN, tmp_path, lines)  # made no step, so the folder is free, and the lock with it
+    assert lines[-1] == "up"
+
+
+def test_the_ranks_do_not_keep_the_lock(tmp_path: Path, stub: Callable[[str], None]) -> None:
+    stub("print([name for name in map(os.path.realpath, Path('/proc/self/fd').iterdir()) if name.endswith('/lock')])")
+    lines: list[str] = []
+    run(PLAN, tmp_path, lines)
+    assert lines[-1] == "[]"
+
+
+def test_a_launch_that_loses_the_race_for_the_lock(tmp_path: Path) -> None:
+    with held(tmp_path / "run"), pytest.raises(FileError, match="in use by another run"), held(tmp_path / "run"):
+        pass
+    with held(tmp_path / "run"):
+        assert [path.name for path in (tmp_path / "run").iterdir()] == ["lock"]
+    check_folder(PLAN, tmp_path / "run", resume=False)  # a lock alone is nothing that could be missed
 
 
 def test_a_file_in_place_of_the_folder(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from memcalc.cli.kinds import File
 from memcalc.compare import Comparison, Row, compare_run
 from memcalc.tables import FORMATS, render
 from memcalc.units import format_bytes
@@ -26,6 +27,10 @@ BYTES = (
     "instrument",
 )
 
+FIRST_STEP_ONLY = (
+    "note: only the first step was metered; it lacks what lives from the second on, which is what the estimate is for"
+)
+
 EXAMPLES = """\b
 Examples:
   memcalc compare run
@@ -34,7 +39,7 @@ Examples:
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("run_dir", type=click.Path(path_type=Path))
+@click.argument("run_dir", type=File())
 @click.option("--format", "format_", type=click.Choice(FORMATS), default="table", show_default=True)
 @click.option("--all-ranks", is_flag=True, help="Every row of every rank, not only the peaks of the less full ones.")
 def command(run_dir: Path, format_: str, all_ranks: bool) -> None:
@@ -67,7 +72,7 @@ def summary(comparison: Comparison) -> str:
     return (
         f"fullest rank: {comparison.fullest}; allocated peak {_percent(comparison.peak)} % off; "
         f"parameters, gradients and optimizer states {states}\n"
-        f"measured by: {instruments}"
+        f"measured by: {instruments}" + (f"\n{FIRST_STEP_ONLY}" if comparison.first_step_only else "")
     )
 
 

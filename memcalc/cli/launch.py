@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from memcalc.cli.compare import compare_table, summary
+from memcalc.cli.kinds import File
 from memcalc.compare import compare_run
 from memcalc.errors import FileError
 from memcalc.launch import Run, launch
@@ -31,20 +32,16 @@ Ctrl-C stops all ranks; a second one kills them at once.
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("plan", type=click.Path(path_type=Path), metavar="PLAN.json")
+@click.argument("plan", type=File(), metavar="PLAN.json")
 @click.option(
     "--data",
-    type=click.Path(path_type=Path),
+    type=File(),
     metavar="PATH",
     help="Text file or a folder of them, uint16 .bin, images in class folders or .npy; default: Python's own source files.",
 )
-@click.option(
-    "--tokenizer", type=click.Path(path_type=Path), metavar="JSON", help="A tokenizers file; default: bytes are tokens."
-)
+@click.option("--tokenizer", type=File(), metavar="JSON", help="A tokenizers file; default: bytes are tokens.")
 @click.option("--steps", type=int, default=20, show_default=True, help="Optimizer steps in all.")
-@click.option(
-    "--out", type=click.Path(path_type=Path), required=True, metavar="DIR", help="Folder of the run; new or empty."
-)
+@click.option("--out", type=File(), required=True, metavar="DIR", help="Folder of the run; new or empty.")
 @click.option(
     "--resume",
     is_flag=True,
@@ -57,7 +54,13 @@ Ctrl-C stops all ranks; a second one kills them at once.
 )
 @click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
 @click.option("--checkpoint-every", type=int, default=0, metavar="N", help="Save every N steps; 0: at the end only.")
-@click.option("--measure-steps", type=int, default=3, show_default=True, help="How many first steps are metered.")
+@click.option(
+    "--measure-steps",
+    type=int,
+    default=3,
+    show_default=True,
+    help="How many first steps are metered: 0, or at least 2.",
+)
 @click.pass_context
 def command(ctx: click.Context, /, plan: Path, out: Path, **options: Any) -> None:
     """Train the plan in PLAN.json on this machine's GPUs or CPUs under torchrun.

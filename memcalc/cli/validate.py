@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from memcalc.cli.kinds import Name
+from memcalc.cli.kinds import File, Name
 from memcalc.errors import InputError, RunError
 from memcalc.tables import FORMATS, render
 from memcalc.units import format_bytes
@@ -36,7 +36,7 @@ Examples:
     "--ranks", "worlds", type=Name("ranks", [str(n) for n in WORLDS]), multiple=True, help="Only so many ranks."
 )
 @click.option("--tolerance", type=float, default=TOLERANCE, show_default=True, help="Percent of the allocated peak.")
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Keep plans, logs and measurements here.")
+@click.option("--out", type=File(), metavar="DIR", help="Keep plans, logs and measurements here.")
 @click.option("--format", "format_", type=Name("format", FORMATS), default="table", show_default=True)
 def command(
     quick: bool,

@@ -96,7 +96,7 @@ def test_train_compare_and_resume(tmp_path: Path) -> None:
     code, _, err = ended(memcalc("launch", plan, "--steps", 6, "--out", run))
     assert (code, err) == (
         2,
-        f"memcalc: {run} is not empty; give another folder, or --resume to continue the run in it\n",
+        f"memcalc: {run} is not empty; give another folder, or continue the run in it with memcalc launch --resume\n",
     )
     code, out, err = ended(memcalc("launch", plan, "--steps", 6, "--out", run, "--resume"))
     assert code == 0, err
@@ -177,7 +177,7 @@ def test_a_rank_that_is_killed_stops_the_job(tmp_path: Path, running: Callable[[
     code, _, err = ended(process)
     assert code == 1
     # Either the death itself is reported, or the other rank was quicker to say that its neighbour is gone.
-    assert "rank 1 was killed (signal 9)" in err or "rank 0 of 2 failed in" in err
+    assert "rank 1 was killed (signal 9)" in err
     assert anything_left(tmp_path) == []
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from memcalc.measurement import Measurement
 from memcalc.training import Training
@@ -52,6 +53,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     takes("step", 1.0)
     for name in ("evaluate", "save", "read_meter"):
         takes(name, 1000.0)
+
+
+def test_every_seed_gives_masks_of_their_own() -> None:
+    seeds = [
+        loop.mask_seed(seed, step, rank)
+        for seed in (0, 1, 2**31 - 1) for step in (0, 1, 10**9) for rank in (0, 1, 4095)
+    ]  # fmt: skip
+    assert len(set(seeds)) == len(seeds)
+    for seed in seeds:
+        torch.manual_seed(seed)
+
+
+def test_the_number_of_metered_steps_is_kept() -> None:
+    with join(ALONE, "cpu", 0) as process:
+        made = {steps: loop.train(plan("mlp-tiny"), Training(steps=steps), process).ranks[0].steps for steps in (1, 4)}
+    assert made == {1: 1, 4: 3}
 
 
 @pytest.mark.parametrize(
