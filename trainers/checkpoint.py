@@ -72,15 +72,21 @@ def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progres
     except (CheckpointException, OSError) as error:
         raise FileError(f"checkpoint {path} cannot be written: {_cause(error)}") from error
     if process.first:
-        marker = dataclasses.asdict(progress) | {"model": dataclasses.asdict(plan.model), "optimizer": plan.optimizer}
+        marker = dataclasses.asdict(progress) | _job(plan)
         write_text(path / COMPLETE, json.dumps(marker) + "\n")
     dist.barrier()
+
+
+def _job(plan: Plan) -> dict[str, Any]:
+    """What a resumed run must share with the one that saved, as JSON gives it back."""
+    job: dict[str, Any] = json.loads(json.dumps({"model": dataclasses.asdict(plan.model), "optimizer": plan.optimizer}))
+    return job
 
 
 def load(path: Path, prepared: Prepared, plan: Plan) -> Resumed:
     """Fill model and optimizer from a checkpoint. Raises FileError, and PlanError when it is of another model."""
     marker = read_json(path / COMPLETE, str(path / COMPLETE))
-    if marker.get("model") != dataclasses.asdict(plan.model) or marker.get("optimizer") != plan.optimizer:
+    if {key: marker.get(key) for key in _job(plan)} != _job(plan):
         raise PlanError(f"{path} was saved by a run with another model or optimizer; a resumed run keeps both")
     _make_states(prepared, plan)
     try:
