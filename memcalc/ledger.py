@@ -55,7 +55,7 @@ class _Step:
     def __init__(self, plan: Plan) -> None:
         precision, weights = plan.precision_row, plan.family.weights(plan.model)
         self.plan = plan
-        sharded = plan.strategy_row.gathers
+        sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         if plan.gathers_unknown_layers:
             weights = [Weight(weight.name, rows_per_rank(weight.shape, plan.ranks), weight.group) for weight in weights]
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.

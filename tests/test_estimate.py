@@ -42,6 +42,12 @@ def test_of_unknown_layers_only_what_a_rank_keeps_is_counted(strategy: str) -> N
     assert estimate(known).peak.bytes > 20 * GB // 8
 
 
+def test_sharded_gradients_of_a_size_alone_are_float32_under_a_16_bit_policy() -> None:
+    found = estimate(sized(strategy="fsdp-full-shard", ranks=8, precision="amp-bf16"))
+    assert 0 <= found.peak.bytes - 20 * GB // 8 < 5 * 512
+    assert found.peak.by_category["gradients"] == found.peak.by_category["parameters"]
+
+
 def test_what_was_not_counted_can_be_refuted_but_not_confirmed() -> None:
     assert estimate(sized(gpu="t4")).verdict == "does-not-fit"
     assert estimate(sized(gpu="h200")).verdict == "unknown"
