@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,9 @@ from hypothesis import settings
 
 from memcalc import launch as launch_module
 
-# A machine busy with something else is not a failure.
-settings.register_profile("memcalc", deadline=None)
+# A machine busy with something else is not a failure. Where CI is set, as Hypothesis itself has it, examples are the
+# same each time; runs by hand go on exploring.
+settings.register_profile("memcalc", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("memcalc")
 
 ROOT = Path(__file__).resolve().parent.parent

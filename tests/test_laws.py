@@ -101,7 +101,8 @@ def test_the_fullest_rank_holds_an_equal_share_or_more_and_never_more_than_every
 
 @given(plans(max_ranks=6))
 def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
-    if plan.strategy == "single":
+    # ZeRO-1 packs whole tensors greedily: with more ranks the fullest may hold more of them, and so more rounding.
+    if plan.strategy in ("single", "zero-1"):
         return
     plan = replaced(with_states_that_divide(plan), nodes=1)
     assert model_states(replaced(plan, ranks=plan.ranks + 1)) <= model_states(plan)
