@@ -113,6 +113,8 @@ def check(plan: Plan, *, out: Path, training: Training) -> list[str]:
         raise PlanError(
             f"{plan.model.name} is known by its size only; a model to train needs a family: mlp, gpt2 or llama"
         )
+    if plan.untrained:
+        raise PlanError(f"this plan can be estimated, but memcalc cannot train {plan.untrained}")
     if plan.nodes > 1:
         raise PlanError(f"the plan is for {plan.nodes} nodes; launch starts ranks on this machine only")
     if not plan.optimizer_row.library.startswith("torch."):

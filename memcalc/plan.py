@@ -9,10 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memcalc.adapters import Adapter
+from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
 from memcalc.files import read_json, write_text
+from memcalc.fsdp import Fsdp
+from memcalc.groups import Group
 from memcalc.hardware import GPUS, Gpu
+from memcalc.implementation import Implementation
+from memcalc.layout import Layout
 from memcalc.models import FAMILIES, Model
+from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
@@ -75,6 +82,12 @@ class Plan:
     """The card it shall fit on, by catalog name; None leaves the verdict open."""
     torch: str = "2.13"
     """torch version, major.minor: what older ones kept in memory differs."""
+    layout: Layout = Layout()
+    implementation: Implementation = Implementation()
+    adapter: Adapter = Adapter()
+    fsdp: Fsdp = Fsdp()
+    deepspeed: DeepSpeed = DeepSpeed()
+    offload: Offload = Offload()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -82,6 +95,8 @@ class Plan:
         self._check_world()
         self._check_attention()
         self.family.check(self.model, self)
+        for group in self.groups:
+            group.check(self)
 
     def _check_fields(self) -> None:
         for field in ("ranks", "nodes", "accumulation", "bucket_mb"):
@@ -127,12 +142,26 @@ class Plan:
             raise PlanError(
                 f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard"
             )
+        if self.precision_row.master and not self.strategy_row.masters:
+            keep = ", ".join(row.name for row in STRATEGIES.values() if row.masters)
+            raise PlanError(f"strategy {self.strategy} keeps no master copies ({self.precision}); these do: {keep}")
         if self.strategy_row.gathers and not self.optimizer_row.shardable:
             raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
         if self.loss_dtype == "logits" and self.precision_row.autocast and not self.strategy_row.gathers:
             raise PlanError(f"{self.precision}: autocast takes the loss in float32; leave out --loss-dtype logits")
         if self.reentrant and not self.checkpoint_every:
             raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return (self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload)
+
+    @property
+    def untrained(self) -> str:
+        """What ``trainers/`` cannot do of this plan, in words that follow "cannot train"; blank when it can."""
+        if not self.strategy_row.backend:
+            return f"with {self.strategy}"
+        return next((said for group in self.groups if (said := group.untrained(self))), "")
 
     @property
     def strategy_row(self) -> Strategy:
@@ -209,7 +238,7 @@ class Plan:
                 f"{source} is a plan of version {shorten(version)}; this memcalc reads version {PLAN_VERSION}: {cure}"
             )
         fields = {key: value for key, value in data.items() if key != "memcalc_plan"}
-        fields["model"] = build(Model, fields.get("model"), f"{source}: model")
+        fields.setdefault("model", None)
         return build(cls, fields, source)
 
     @classmethod

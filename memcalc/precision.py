@@ -27,6 +27,8 @@ class Precision:
     """dtype of matrix products; differs from ``weights`` only under autocast (or FSDP's policy)."""
     loss_scaling: bool = False
     """True where the trainers use a GradScaler."""
+    master: bool = False
+    """The optimizer updates float32 copies of 16-bit weights, and its states are float32."""
     summary: str
 
     @property
@@ -63,6 +65,21 @@ PRECISIONS: Catalog[Precision] = Catalog(
             compute="float16",
             loss_scaling=True,
             summary="float32 weights and states, float16 compute with a GradScaler",
+        ),
+        Precision(
+            name="bf16-master",
+            weights="bfloat16",
+            compute="bfloat16",
+            master=True,
+            summary="bfloat16 weights, float32 master copies and states (DeepSpeed, Megatron)",
+        ),
+        Precision(
+            name="fp16-master",
+            weights="float16",
+            compute="float16",
+            loss_scaling=True,
+            master=True,
+            summary="float16 weights, float32 master copies and states (DeepSpeed, Megatron)",
         ),
     ],
 )

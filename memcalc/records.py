@@ -39,6 +39,8 @@ def build(cls: type, fields: Any, source: str) -> Any:
         key: tuple(value) if key in tuples and isinstance(value, list) else value for key, value in fields.items()
     }
     for name, kind in _hints(cls).items():
+        if name in fields and dataclasses.is_dataclass(kind) and not isinstance(fields[name], kind):  # type: ignore[arg-type]
+            fields[name] = build(kind, fields[name], f"{source}: {name}")  # type: ignore[arg-type]
         if name in fields and not _is_a(fields[name], kind):
             raise FileError(f"{source}: {name} is {_refusal(fields[name], kind)}")
     try:

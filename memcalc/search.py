@@ -80,7 +80,7 @@ def search(
         base=base,
         capacity=capacity,
         ranks=counts,
-        strategies=tuple(STRATEGIES if strategies is None else strategies),
+        strategies=tuple(_runnable() if strategies is None else strategies),
         checkpoints=tuple(_checkpoints(base) if checkpoints is None else checkpoints),
         precisions=tuple(default_precisions(base) if precisions is None else precisions),
         micro_batches=tuple(_micro_batches(base, counts, global_batch) if micro_batches is None else micro_batches),
@@ -106,6 +106,11 @@ def pure_precision(base: Plan) -> str:
 def activations_known(base: Plan) -> bool:
     """False for a model of which only the parameter count is known: nothing says what its layers keep."""
     return base.model.family != "size" or bool(base.model.layer_bytes or (base.model.features and base.model.layers))
+
+
+def _runnable() -> list[str]:
+    """Strategies that ``--launch`` can run."""
+    return [row.name for row in STRATEGIES.values() if row.backend]
 
 
 def _checkpoints(base: Plan) -> tuple[int, ...]:

@@ -26,8 +26,10 @@ class Strategy:
     """DDP's flat gradient buckets, kept for the whole run."""
     flat_units: bool = False
     """FSDP 1's flat parameters: a unit's gradients are put together at the end of its backward."""
-    backend: str
-    """Module in trainers/backends."""
+    masters: bool = False
+    """Can keep float32 master copies of 16-bit weights (the precisions that say so)."""
+    backend: str = ""
+    """Module in trainers/backends; blank where memcalc can estimate the strategy but not run it."""
 
     @property
     def gathers(self) -> bool:

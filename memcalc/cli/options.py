@@ -11,6 +11,7 @@ import click
 
 from memcalc.cli.kinds import Bytes, Checkpointing, Count, Name, Shape, Whole
 from memcalc.errors import InputError
+from memcalc.groups import Group
 from memcalc.hardware import GPUS
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
@@ -127,9 +128,35 @@ _OPTIONS = (
 )  # fmt: skip
 
 
+_GROUPS: Mapping[str, type[Group]] = {
+    field.name: type(field.default) for field in dataclasses.fields(Plan) if isinstance(field.default, Group)
+}
+_HEADINGS = {
+    "layout": "How ranks are arranged", "implementation": "How the model is written", "adapter": "Adapters",
+    "fsdp": "FSDP", "deepspeed": "DeepSpeed", "offload": "Offload",
+}  # fmt: skip
+
+
+def _of_group(group: str, knob: dataclasses.Field[Any]) -> Callable[[Function], Function]:
+    """The option of one field of a group."""
+    said, heading, name = knob.metadata, _HEADINGS[group], f"{group}__{knob.name}"
+    if isinstance(knob.default, bool):
+        return option(heading, said["option"], name, flag_value=not knob.default, type=bool, default=None,
+                      is_flag=True, help=said["help"])  # fmt: skip
+    shown = f"  [default: {knob.default}]" if knob.default != "" else ""
+    if isinstance(knob.default, int):
+        return option(heading, said["option"], name, type=Whole(said["least"]), metavar="N", help=said["help"] + shown)
+    if said["choices"]:
+        kind = Name(knob.name.replace("_", " "), said["choices"])
+        help = f"{said['help']} {_one_of(said['choices'])}{shown}"
+        return option(heading, said["option"], name, type=kind, metavar="NAME", help=help)
+    return option(heading, said["option"], name, metavar="TEXT", help=said["help"] + shown)
+
+
 def plan_options(command: Function) -> Function:
     """Add the MODEL argument and every option a plan is made of; all are None unless typed."""
-    for add in reversed(_OPTIONS):
+    knobs = [_of_group(group, knob) for group, cls in _GROUPS.items() for knob in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    for add in reversed([*_OPTIONS, *knobs]):
         command = add(command)
     return command
 
@@ -198,6 +225,10 @@ def build_plan(words: Words) -> Plan:
         raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
     if fields.get("ranks", 1) > 1:
         fields.setdefault("strategy", "ddp")
+    for group, cls in _GROUPS.items():
+        fields[group] = cls(**{
+            name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
+        })  # fmt: skip
     fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
 

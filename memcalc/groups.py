@@ -1,0 +1,54 @@
+"""Groups of a plan's fields: one frozen dataclass a subject, whose fields say their own command-line option."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+from memcalc.errors import PlanError, UnknownNameError
+from memcalc.records import check_types
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["Group", "knob"]
+
+
+class Group:
+    """What all groups offer; a group of defaults changes nothing."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every group is a dataclass
+            value, said = getattr(self, field.name), field.name.replace("_", " ")
+            if field.metadata["choices"] and value not in field.metadata["choices"]:
+                raise UnknownNameError(said, value, field.metadata["choices"])
+            if type(value) is int and value < field.metadata["least"]:
+                raise PlanError(f"{said} {value} must be at least {field.metadata['least']}")
+
+    def check(self, plan: Plan) -> None:
+        """Raises PlanError when the fields clash with each other or with the rest of the plan."""
+
+    def untrained(self, plan: Plan) -> str:
+        """What ``trainers/`` cannot do of it, in words that follow "cannot train"; blank when it can."""
+        return ""
+
+
+def knob(default: Any, option: str, help: str, *, choices: Collection[str] = (), least: int = 0) -> Any:
+    """A field of a group: its default, its option on the command line, and the names or least number it may have.
+
+    A boolean is a flag; where the default is True, the option says the opposite: ``--no-...``.
+
+    >>> from dataclasses import dataclass, fields
+    >>> @dataclass(frozen=True, kw_only=True, slots=True)
+    ... class Speed(Group):
+    ...     gears: int = knob(1, "--gears", "How many.")
+    >>> Speed().gears, fields(Speed)[0].metadata["option"]
+    (1, '--gears')
+    """
+    return dataclasses.field(
+        default=default, metadata={"option": option, "help": help, "choices": choices, "least": least}
+    )
