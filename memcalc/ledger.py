@@ -57,7 +57,9 @@ class _Step:
         self.plan = plan
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         if plan.gathers_unknown_layers:
-            weights = [Weight(weight.name, rows_per_rank(weight.shape, plan.ranks), weight.group) for weight in weights]
+            weights = [
+                Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
+            ]
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
         self.tape = Tape(
             weights,

@@ -138,9 +138,10 @@ class Plan:
             raise PlanError(f"gpu {self.gpu} is named, but the device is the cpu; leave one of them out")
         if self.ranks % self.nodes:
             raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
-        if self.ranks > 1 and not self.strategy_row.parallel:
+        if self.ranks > self.layout.model_parallel and not self.strategy_row.parallel:
             raise PlanError(
-                f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard"
+                f"strategy {self.strategy} runs on {self.layout.model_parallel} rank"
+                f"{'s' * (self.layout.model_parallel > 1)}, not {self.ranks}; for more take ddp or fsdp-full-shard"
             )
         if self.precision_row.master and not self.strategy_row.masters:
             keep = ", ".join(row.name for row in STRATEGIES.values() if row.masters)
@@ -215,9 +216,19 @@ class Plan:
         return int(match[1]), int(match[2])
 
     @property
+    def data_parallel(self) -> int:
+        """Ranks that work on samples of their own."""
+        return self.ranks // self.layout.model_parallel
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights."""
+        return self.data_parallel * self.layout.context
+
+    @property
     def global_batch(self) -> int:
         """Samples per optimizer step over all ranks."""
-        return self.micro_batch * self.accumulation * self.ranks
+        return self.micro_batch * self.accumulation * self.data_parallel
 
     def to_json(self) -> str:
         """The plan as JSON text, with the version of the format."""
