@@ -28,6 +28,8 @@ class Strategy:
     """FSDP 1's flat parameters: a unit's gradients are put together at the end of its backward."""
     masters: bool = False
     """Can keep float32 master copies of 16-bit weights (the precisions that say so)."""
+    engine: str = "torch"
+    """What runs it as a pipeline (the names in memcalc/engines.py)."""
     backend: str = ""
     """Module in trainers/backends; blank where memcalc can estimate the strategy but not run it."""
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.estimate import estimate
-from memcalc.ledger import ledger, skeleton
+from memcalc.ledger import ledger, peaks
 from memcalc.models import FAMILIES, Model
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
@@ -74,7 +74,7 @@ def test_parts_add_up_to_the_peak(plan: Plan) -> None:
 @given(plans(), st.integers(1, 9))
 def test_a_skeleton_serves_every_micro_batch(plan: Plan, micro_batch: int) -> None:
     other = replaced(plan, micro_batch=micro_batch)
-    assert skeleton(plan).peaks([micro_batch]) == [ledger(other).peak().bytes]
+    assert peaks(plan, [micro_batch]) == [ledger(other).peak().bytes]
 
 
 @given(plans())
