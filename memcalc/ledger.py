@@ -18,7 +18,6 @@ from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
-from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
 from memcalc.schedules import MIDDLE, passes, played
 from memcalc.sharding import rows_per_rank
@@ -143,7 +142,7 @@ class _Step:
         if stage.of > 1:
             self.links.close()
         tape.moment = "step"
-        self.optimizer_step()
+        self.hooks.step()
         self.hooks.zero_grad()
 
     def make_batch(self) -> Batch:
@@ -233,13 +232,3 @@ class _Step:
         x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if self.plan.checkpoint_every else run(x)
         hooks.leave(unit)
         return ops.boundary(tape, x, partial(hooks.enter_backward, unit))
-
-    def optimizer_step(self) -> None:
-        plan = self.plan
-        if plan.family.opaque and plan.optimizer_kind == "for-loop":
-            return  # as large as the largest tensor, which is not known
-        held: list[Storage] = []
-        itemsize = DTYPE_BYTES[plan.precision_row.weights]
-        shapes = self.hooks.step_shapes()
-        for name, size in plan.optimizer_row.temporaries(shapes, itemsize, plan.optimizer_kind, plan.torch_version):
-            held.append(self.tape.allocate(name, (size,), "uint8", "temporary", batched=False))
