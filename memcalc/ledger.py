@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from memcalc import ops
+from memcalc import ops, vocab_parallel
 from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.plan import Plan
@@ -22,6 +22,7 @@ from memcalc.recorder import Storage
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import Weight
 from memcalc.tape import Tape, Tensor
+from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
 
 __all__ = ["CUDA_BLOCK", "ledger", "skeleton"]
@@ -53,8 +54,10 @@ class _Step:
     """One step in the making: the tape, the strategy's hooks and the model."""
 
     def __init__(self, plan: Plan) -> None:
-        precision, weights = plan.precision_row, plan.family.weights(plan.model)
         self.plan = plan
+        self.local = local(plan)
+        """What the modules of one rank see: its part of the model, its part of each sequence."""
+        precision, weights = plan.precision_row, plan.family.weights(self.local.model)
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         if plan.gathers_unknown_layers:
             weights = [
@@ -67,6 +70,8 @@ class _Step:
             compute_dtype=precision.compute,
             device=plan.device,
             fused_rms_norm=plan.fused_rms_norm,
+            layout=plan.layout,
+            reduces_in_place=plan.family.divides == "megatron",
         )
         every = max(plan.checkpoint_every, 1)
         self.units = shard_units(weights, every)
@@ -90,7 +95,7 @@ class _Step:
 
     def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""
-        plan, tape = self.plan, self.tape
+        plan, tape = self.local, self.tape
         if plan.family.reads == "tokens":
             inputs, dtype, targets = (plan.family.sequences * plan.tokens,), "int64", (plan.tokens,)
         else:
@@ -110,18 +115,27 @@ class _Step:
             hooks.end_forward()
             output = ops.boundary(tape, output, hooks.begin_backward)
             tape.moment = "loss"
-            upcast = self.plan.loss_dtype == "float32"
-            loss = output if opaque else ops.cross_entropy(tape, output, batch[1], upcast=upcast)
-            kept = output.storage if self.plan.keep_logits else None
+            if self.plan.layout.copied_logits:
+                output = ops.cast(tape, output, "float32", "logits")
+            loss = output if opaque else self.loss(output, batch[1])
+            kept = output.storage if self.plan.keep_logits or self.plan.layout.copied_logits else None
             del output
         tape.moment = "backward"
         tape.backward(loss, shape=(0,) if opaque else ())
         del kept
         hooks.end_backward()
 
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        tape, layout, upcast = self.tape, self.plan.layout, self.plan.loss_dtype == "float32"
+        if self.plan.family.divides == "megatron":
+            return vocab_parallel.in_place_loss(tape, logits, targets, copied=layout.copied_logits)
+        if layout.loss_parallel and layout.tensor > 1:
+            return vocab_parallel.loss_parallel(tape, logits, targets, upcast=upcast)
+        return ops.cross_entropy(tape, vocab_parallel.gather_logits(tape, logits), targets, upcast=upcast)
+
     def forward(self, inputs: Tensor) -> Tensor:
-        tape, plan = self.tape, self.plan
-        if plan.strategy_row.gathers and plan.family.reads == "features":
+        tape, plan = self.tape, self.local
+        if self.plan.strategy_row.gathers and plan.family.reads == "features":
             # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
             inputs = ops.cast(tape, inputs, plan.precision_row.compute, "inputs")
         x = plan.family.enter(tape, plan, inputs)

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from memcalc.layout import Layout
 from memcalc.recorder import Recorder, Storage
 from memcalc.spec import Weight
 
@@ -99,11 +100,16 @@ class Tape(Recorder):
         compute_dtype: str,
         device: str,
         fused_rms_norm: bool = True,
+        layout: Layout = Layout(),  # noqa: B008 - frozen
+        reduces_in_place: bool = False,
     ) -> None:
         super().__init__()
         self.weights = {weight.name: weight for weight in weights}
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
         self.fused_rms_norm = fused_rms_norm
+        self.layout = layout
+        self.reduces_in_place = reduces_in_place
+        """Collectives between ranks of tensor parallel work in place, as Megatron's do and torch's do not."""
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
