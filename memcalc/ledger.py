@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc import ops
+from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.plan import Plan
@@ -108,8 +109,7 @@ class _Step:
             hooks.end_forward()
             output = ops.boundary(tape, output, hooks.begin_backward)
             tape.moment = "loss"
-            upcast = self.plan.loss_dtype == "float32"
-            loss = output if opaque else ops.cross_entropy(tape, output, batch[1], upcast=upcast)
+            loss = output if opaque else loss_of(tape, self.plan, output, batch[1])
             kept = output.storage if self.plan.keep_logits else None
             del output
         tape.moment = "backward"

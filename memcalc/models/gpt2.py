@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
+from memcalc.cross_entropy import head
 from memcalc.errors import PlanError
 from memcalc.models.checks import causal_mask, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
@@ -66,7 +67,7 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    return ops.linear(t, norms.layer_norm(t, x, "ln_f"), "lm_head", weight="wte.weight")
+    return head(t, plan, norms.layer_norm(t, x, "ln_f"), "lm_head", weight="wte.weight")
 
 
 def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
