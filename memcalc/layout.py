@@ -31,9 +31,6 @@ class Layout(Group):
     context: int = knob(1, "--context-parallel", "Ranks that divide the tokens of a sequence.", least=1)
     expert: int = knob(1, "--expert-parallel", "Ranks that divide the experts.", least=1)
     loss_parallel: bool = knob(False, "--loss-parallel", "Take the loss of logits whose vocabulary stays divided.")
-    vocab_multiple: int = knob(
-        1, "--vocab-multiple", "The vocabulary is padded to a multiple of this times --tensor-parallel.", least=1
-    )
     copied_logits: bool = knob(False, "--copied-logits", "Megatron's loss works on a copy and float32 logits stay.")
     pipeline: int = knob(1, "--pipeline-parallel", "Ranks that divide the layers.", least=1)
     schedule: str = knob("1f1b", "--pipeline-schedule", "Order of micro batches in a pipeline.", choices=SCHEDULES)
@@ -70,10 +67,8 @@ class Layout(Group):
                 raise PlanError(f"tensor parallel {self.tensor} does not divide {count} {name} of {model.name}")
         if self.sequence and self.tensor == 1:
             raise PlanError("sequence parallel divides tokens over the ranks of tensor parallel, but those are 1")
-        if self.vocab_multiple > 1 and not plan.family.divides:
-            raise PlanError(
-                f"vocab multiple {self.vocab_multiple}: memcalc cannot pad the vocabulary of {model.family}"
-            )
+        if self.tensor > 1 and not plan.loss.whole_logits:
+            raise PlanError(f"tensor parallel {self.tensor}: the loss cannot take along a head that is divided")
 
     def _check_tokens(self, plan: Plan) -> None:
         if self.context > 1 and not plan.tokens:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from memcalc import ops, vocab_parallel
+from memcalc import ops
+from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.plan import Plan
@@ -117,21 +118,13 @@ class _Step:
             tape.moment = "loss"
             if self.plan.layout.copied_logits:
                 output = ops.cast(tape, output, "float32", "logits")
-            loss = output if opaque else self.loss(output, batch[1])
+            loss = output if opaque else loss_of(tape, self.local, output, batch[1])
             kept = output.storage if self.plan.keep_logits or self.plan.layout.copied_logits else None
             del output
         tape.moment = "backward"
         tape.backward(loss, shape=(0,) if opaque else ())
         del kept
         hooks.end_backward()
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        tape, layout, upcast = self.tape, self.plan.layout, self.plan.loss_dtype == "float32"
-        if self.plan.family.divides == "megatron":
-            return vocab_parallel.in_place_loss(tape, logits, targets, copied=layout.copied_logits)
-        if layout.loss_parallel and layout.tensor > 1:
-            return vocab_parallel.loss_parallel(tape, logits, targets, upcast=upcast)
-        return ops.cross_entropy(tape, vocab_parallel.gather_logits(tape, logits), targets, upcast=upcast)
 
     def forward(self, inputs: Tensor) -> Tensor:
         tape, plan = self.tape, self.local

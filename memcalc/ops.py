@@ -13,7 +13,7 @@ from collections.abc import Callable
 from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
-    "add", "boundary", "cast", "cross_entropy", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
+    "add", "boundary", "cast", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
     "pointwise", "relu", "scale", "split",
 ]  # fmt: skip
 
@@ -184,31 +184,6 @@ def dropout(t: Tape, x: Tensor, name: str, probability: float) -> Tensor:
     y = t.output(f"{name} output", shape, dtype, node)
     t.save(node, t.allocate(f"{name} mask", shape, dtype if t.device == "cpu" else "bool", "activations"))
     return y
-
-
-def cross_entropy(t: Tape, logits: Tensor, targets: Tensor, *, upcast: bool) -> Tensor:
-    """``F.cross_entropy``, of ``logits.float()`` when ``upcast``: the log-softmax is kept.
-
-    Backward makes two more tensors of its size, and the gradient of the 16-bit logits where they are that.
-    """
-    logits = cast(t, logits, "float32", "logits") if upcast else logits
-    shape, dtype = logits.shape, logits.dtype
-
-    def softmax_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate("logits gradient", shape, dtype, "temporary")]
-
-    def loss_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate("log-softmax gradient", shape, dtype, "temporary")]
-
-    node = t.node([edge(logits)], softmax_backward)
-    log_softmax = t.output("log-softmax of the logits", shape, dtype, node)
-    t.save(node, log_softmax.storage)
-    node = t.node([edge(log_softmax)], loss_backward)
-    t.save(node, log_softmax.storage, targets.storage)
-    total = t.allocate("weight of the loss", (), dtype, "temporary", batched=False)
-    t.save(node, total)
-    loss = t.allocate("loss", (), dtype, "temporary", batched=False)
-    return Tensor(loss, (), dtype, node, batched=False)
 
 
 def opaque(t: Tape, x: Tensor, name: str, kept: tuple[int, ...], stated_bytes: int) -> Tensor:

@@ -113,6 +113,10 @@ class Tape(Recorder):
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
+        self.head: tuple[str, str] | None = None
+        """Name of the head's product and of its weight, where the loss shall make it (memcalc/cross_entropy.py)."""
+        self.chunks: list[Tensor] = []
+        """Logits that go before the model's output, where the head is computed chunk by chunk."""
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
         self._nodes: list[Node] = []
         self._pending: dict[str, list[Storage]] = {}

@@ -39,15 +39,12 @@ def share(whole: int, parts: int) -> int:
 def split_model(model: Model, layout: Layout) -> Model:
     """The model of one rank of a tensor-parallel group: heads, MLP and vocabulary divided, its width whole.
 
-    The vocabulary is padded before, as Megatron does (megatron/training/tokenizer/tokenizer.py,
-    ``_vocab_size_with_padding``: a multiple of ``make_vocab_size_divisible_by`` times the degree).
-
     >>> from memcalc.models import MODELS
     >>> part = split_model(MODELS["llama-3-8b"], Layout(tensor=4))
     >>> part.heads, part.kv_heads, part.head_width, part.ffn, part.vocab
     (8, 2, 128, 3584, 32064)
     """
-    degree, padded = layout.tensor, layout.vocab_multiple
+    degree = layout.tensor
     return dataclasses.replace(
         model,
         heads=model.heads // degree,
@@ -55,7 +52,7 @@ def split_model(model: Model, layout: Layout) -> Model:
         head_dim=model.head_width if degree > 1 else model.head_dim,
         ffn=model.ffn // degree,
         shared_ffn=model.shared_ffn // degree,
-        vocab=share(model.vocab, padded * degree) * padded,
+        vocab=share(model.vocab, degree),
         experts=model.experts // layout.expert,
     )
 
@@ -80,6 +77,7 @@ def local(plan: Plan) -> Plan:
         ranks=ranks,
         nodes=1,
         layout=Layout(),
+        loss=dataclasses.replace(plan.loss, vocab_multiple=1),
     )
 
 

@@ -10,6 +10,7 @@ import pytest
 from memcalc.errors import MemcalcError
 from memcalc.layout import Layout
 from memcalc.ledger import ledger, skeleton
+from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
@@ -78,7 +79,7 @@ def test_full_recomputation_keeps_the_input_alone() -> None:
 def test_the_vocabulary_is_padded_to_a_multiple_for_every_rank() -> None:
     """Megatron's 50257 words become 50304 on one rank and 50688 on four."""
     for t, padded in ((1, 50304), (4, 50688)):
-        plan = planned(GPT, layout=Layout(tensor=t, vocab_multiple=128))
+        plan = planned(GPT, layout=Layout(tensor=t), loss=Loss(vocab_multiple=128 * t))
         found = skeleton(plan)
         shapes = dict(zip(found.names, found.shapes, strict=True))
         assert shapes["word_embeddings.weight"][0] == (padded // t, H)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
+from memcalc.cross_entropy import head
 from memcalc.errors import PlanError
 from memcalc.models.checks import causal_mask, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
@@ -71,7 +72,7 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     x = enter_products(t, norms.layer_norm(t, x, "ln_f"), "lm_head")
-    return ops.linear(t, x, "lm_head", weight="wte.weight")
+    return head(t, plan, x, "lm_head", weight="wte.weight")
 
 
 def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:

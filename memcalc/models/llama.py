@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
+from memcalc.cross_entropy import head
 from memcalc.errors import PlanError
 from memcalc.models.checks import causal_mask, head_is_tied, heads_divide, no_dropout, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
@@ -74,7 +75,7 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    return ops.linear(t, enter_products(t, norms.rms_norm(t, x, "norm"), "lm_head"), "lm_head")
+    return head(t, plan, enter_products(t, norms.rms_norm(t, x, "norm"), "lm_head"), "lm_head")
 
 
 def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
