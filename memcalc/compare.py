@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from memcalc.estimate import Estimate, Range, estimate
-from memcalc.ledger import fullest
+from memcalc.ledger import skeleton
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
@@ -112,7 +112,7 @@ def exact(plan: Plan, category: str) -> int:
     >>> exact(Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1), "parameters") == 4 * 124_439_808
     True
     """
-    timeline = replace(fullest(plan)[1], block=1).at(plan.micro_batch)
+    timeline = replace(skeleton(plan), block=1).at(plan.micro_batch)
     before = timeline.moment < MOMENTS.index("step")
     return int(timeline.delta[before & (timeline.category == CATEGORIES.index(category))].sum())
 

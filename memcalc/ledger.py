@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc import ops
+from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.pipeline import Links
@@ -25,9 +26,10 @@ from memcalc.spec import Weight
 from memcalc.stages import Stage, Stretch, stage_weights, telling
 from memcalc.stages import stage as stage_of
 from memcalc.tape import Graph, Node, Tape, Tensor
+from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
 
-__all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeletons"]
+__all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
 
 # Allocations on CUDA are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 CUDA_BLOCK = 512
@@ -42,13 +44,16 @@ def ledger(plan: Plan, stage: int | None = None) -> Timeline:
     >>> ledger(Plan(model=MODELS["gpt2"], tokens=128, micro_batch=1, precision="bf16")).peak().moment
     'step'
     """
-    if stage is not None:
-        return play(plan, stage_of(plan, stage)).at(plan.micro_batch)
-    return fullest(plan)[1].at(plan.micro_batch)
+    return skeleton(plan, stage).at(plan.micro_batch)
+
+
+def skeleton(plan: Plan, stage: int | None = None) -> Skeleton:
+    """The same with the micro batch left open; the fullest stage is the one that is at the plan's micro batch."""
+    return fullest(plan)[1] if stage is None else play(plan, stage_of(plan, stage))
 
 
 def skeletons(plan: Plan) -> dict[int, Skeleton]:
-    """The same with the micro batch left open, for every stage that could be the fullest; without a pipeline stage 0."""
+    """Every stage that could be the fullest at some micro batch; without a pipeline stage 0."""
     return {each.index: play(plan, each) for each in telling(plan)}
 
 
@@ -90,7 +95,9 @@ class _Step:
 
     def __init__(self, plan: Plan, stage: Stage) -> None:
         self.plan, self.stage = plan, stage
-        weights = plan.family.weights(plan.model)
+        self.local = local(plan)
+        """What the modules of one rank see: its part of the model, its part of each sequence."""
+        weights = plan.family.weights(self.local.model)
         if plan.gathers_unknown_layers:
             weights = [
                 Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
@@ -113,12 +120,14 @@ class _Step:
             compute_dtype=precision.compute,
             device=plan.device,
             fused_rms_norm=plan.fused_rms_norm,
+            layout=plan.layout,
+            reduces_in_place=plan.family.divides == "megatron",
         )
 
     def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of what one stage hands to the next: all blocks take what the first one takes."""
         self.tape = self.new_tape(weights)
-        x = self.plan.family.enter(self.tape, self.plan, self.make_batch()[0])
+        x = self.plan.family.enter(self.tape, self.local, self.make_batch()[0])
         return x.shape, x.dtype
 
     def run(self) -> None:
@@ -147,7 +156,7 @@ class _Step:
 
     def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""
-        plan, tape = self.plan, self.tape
+        plan, tape = self.local, self.tape
         if plan.family.reads == "tokens":
             inputs, dtype, targets = (plan.family.sequences * plan.tokens,), "int64", (plan.tokens,)
         else:
@@ -162,8 +171,8 @@ class _Step:
         tape.moment = "start"
         if part.first or part.last:
             self.batch = self.make_batch()
-        x = self.batch[0] if part.first else self.links.receive(flight.entry, flight.kept)
         tape.moment = "forward"
+        x = self.batch[0] if part.first else self.links.receive(flight.entry, flight.kept)
         hooks.begin_forward()
         with tape.casts():
             output = self.layers(part, x)
@@ -172,11 +181,11 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                upcast = self.plan.loss_dtype == "float32"
-                loss = (
-                    output if self.plan.family.opaque else ops.cross_entropy(tape, output, self.batch[1], upcast=upcast)
-                )
-                if self.plan.keep_logits:
+                if self.plan.layout.copied_logits:
+                    output = ops.cast(tape, output, "float32", "logits")
+                opaque = self.plan.family.opaque
+                loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
+                if self.plan.keep_logits or self.plan.layout.copied_logits:
                     flight.kept.append(output.storage)
                 if self.stage.of > 1:
                     self.links.keep_logits(output)
@@ -205,9 +214,9 @@ class _Step:
             self.links.send_gradient(flight.entry)
 
     def layers(self, part: Stretch, x: Tensor) -> Tensor:
-        tape, plan = self.tape, self.plan
+        tape, plan = self.tape, self.local
         if part.first:
-            if plan.strategy_row.gathers and plan.family.reads == "features":
+            if self.plan.strategy_row.gathers and plan.family.reads == "features":
                 # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
                 x = ops.cast(tape, x, plan.precision_row.compute, "inputs")
             x = plan.family.enter(tape, plan, x)

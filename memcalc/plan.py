@@ -18,6 +18,7 @@ from memcalc.groups import Group
 from memcalc.hardware import GPUS, Gpu
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
+from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
 from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
@@ -82,6 +83,7 @@ class Plan:
     """The card it shall fit on, by catalog name; None leaves the verdict open."""
     torch: str = "2.13"
     """torch version, major.minor: what older ones kept in memory differs."""
+    loss: Loss = Loss()
     layout: Layout = Layout()
     implementation: Implementation = Implementation()
     adapter: Adapter = Adapter()
@@ -91,6 +93,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.loss.vocab_multiple > 1:  # the padded one is what all else is counted by
+            vocab = -(-self.model.vocab // self.loss.vocab_multiple) * self.loss.vocab_multiple
+            object.__setattr__(self, "model", dataclasses.replace(self.model, vocab=vocab))
         self._check_fields()
         self._check_world()
         self._check_attention()
@@ -158,7 +163,7 @@ class Plan:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return (self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload)
+        return (self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload)
 
     @property
     def untrained(self) -> str:

@@ -79,6 +79,14 @@ class Model:
     """Rows of a token-type table (BERT's segments)."""
     tied: bool = False
     """The output head is the token embedding itself."""
+    biases: tuple[str, ...] = ()
+    """Which parts have a bias, of ``qkv``, ``out``, ``mlp``, ``head`` and ``norm`` (families llama and decoder)."""
+    norm: str = ""
+    """``rms`` or ``layer``; blank is ``rms`` (family decoder)."""
+    positions: str = ""
+    """``rotary``, ``learned`` or ``alibi``, a bias by distance; blank is ``rotary`` (family decoder)."""
+    embedding_norm: bool = False
+    """The embedding is normalised (BLOOM)."""
     parameters: int = 0
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0

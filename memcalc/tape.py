@@ -18,6 +18,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from memcalc.layout import Layout
 from memcalc.recorder import Recorder, Storage
 from memcalc.spec import Weight
 
@@ -108,14 +109,23 @@ class Tape(Recorder):
         compute_dtype: str,
         device: str,
         fused_rms_norm: bool = True,
+        layout: Layout = Layout(),  # noqa: B008 - frozen
+        reduces_in_place: bool = False,
     ) -> None:
         super().__init__()
         self.weights = {weight.name: weight for weight in weights}
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
         self.fused_rms_norm = fused_rms_norm
+        self.layout = layout
+        self.reduces_in_place = reduces_in_place
+        """Collectives between ranks of tensor parallel work in place, as Megatron's do and torch's do not."""
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
+        self.head: tuple[str, str] | None = None
+        """Name of the head's product and of its weight, where the loss shall make it (memcalc/cross_entropy.py)."""
+        self.chunks: list[Tensor] = []
+        """Logits that go before the model's output, where the head is computed chunk by chunk."""
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
         self._nodes: list[Node] = []
         self._pending: dict[str, list[Storage]] = {}

@@ -10,6 +10,7 @@ import dataclasses
 from hypothesis import strategies as st
 
 from memcalc.layout import Layout
+from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
@@ -22,6 +23,7 @@ __all__ = [
     "berts",
     "gpt2s",
     "llamas",
+    "losses",
     "mlps",
     "models",
     "moes",
@@ -194,6 +196,18 @@ def pipelines(draw: st.DrawFn, model: Model) -> Layout:
 
 
 @st.composite
+def losses(draw: st.DrawFn, device: str, tokens: int) -> Loss:
+    """Every form of the loss, whole or in chunks."""
+    form = draw(st.sampled_from(LOSS_FORMS if device == "cuda" else ("plain", "compiled")))
+    chunks = draw(st.sampled_from([0, 0, *range(1, min(tokens, 4) + 1)]))
+    chunk_head = bool(chunks) and form != "fused-linear" and draw(st.booleans())
+    return Loss(
+        form=form, chunks=chunks, chunk_head=chunk_head, vocab_multiple=draw(st.sampled_from([1, 64])),
+        shift_copy=form == "plain" and not chunk_head and draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
 def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
     """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
     chosen = draw(models() if model is None else model)
@@ -209,6 +223,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
+    tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
+    loss = draw(losses(device, tokens)) if tokens else Loss()
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -219,7 +235,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         optimizer_kind=draw(st.sampled_from(optimizer.kinds)),
         micro_batch=draw(st.integers(1, 4)),
         accumulation=draw(st.integers(1, 10 if layout.pipeline > 1 else 3)),
-        tokens=draw(st.integers(1, chosen.context)) if reads == "tokens" else 0,
+        tokens=tokens,
         checkpoint_every=checkpoint_every,
         reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
         attention=draw(st.sampled_from(attentions(device, precision, dropout)))
@@ -229,7 +245,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         loss_dtype=draw(
             st.sampled_from(["float32", "logits"] if gathers or not PRECISIONS[precision].autocast else ["float32"])
         ),
-        keep_logits=draw(st.booleans()),
+        keep_logits=loss.whole_logits and draw(st.booleans()),
+        loss=loss,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from memcalc.estimate import Estimate, holding_gpus
-from memcalc.ledger import fullest
+from memcalc.ledger import skeleton
 from memcalc.plan import Plan
 from memcalc.tables import heading, printable, render
 from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton, Timeline
@@ -111,7 +111,7 @@ def _cards(found: Estimate) -> list[str]:
 
 def explanation(plan: Plan, format: str) -> str:
     """Each tensor alive at the peak with its formula; those of equal blocks together, largest first."""
-    bones = fullest(plan)[1]
+    bones = skeleton(plan)
     step = bones.at(plan.micro_batch)
     sizes = bones.sizes(plan.micro_batch)
     groups: dict[tuple[str, str, str], list[int]] = {}
