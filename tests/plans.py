@@ -199,11 +199,11 @@ def pipelines(draw: st.DrawFn, model: Model) -> Layout:
 def losses(draw: st.DrawFn, device: str, tokens: int) -> Loss:
     """Every form of the loss, whole or in chunks."""
     form = draw(st.sampled_from(LOSS_FORMS if device == "cuda" else ("plain", "compiled")))
-    chunks = draw(st.sampled_from([0, 0, *range(1, min(tokens, 4) + 1)]))
+    chunks = 0 if form == "cut" else draw(st.sampled_from([0, 0, *range(1, min(tokens, 4) + 1)]))
     chunk_head = bool(chunks) and form != "fused-linear" and draw(st.booleans())
     return Loss(
         form=form, chunks=chunks, chunk_head=chunk_head, vocab_multiple=draw(st.sampled_from([1, 64])),
-        shift_copy=form == "plain" and not chunk_head and draw(st.booleans()),
+        shift_copy=form not in ("fused-linear", "cut") and not chunks and draw(st.booleans()),
     )  # fmt: skip
 
 
