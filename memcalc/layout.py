@@ -35,6 +35,9 @@ class Layout(Group):
     pipeline: int = knob(1, "--pipeline-parallel", "Ranks that divide the layers.", least=1)
     schedule: str = knob("1f1b", "--pipeline-schedule", "Order of micro batches in a pipeline.", choices=SCHEDULES)
     chunks: int = knob(1, "--pipeline-chunks", "Stretches of layers on each rank of a pipeline.", least=1)
+    ends: bool = knob(
+        False, "--pipeline-ends", "Count embedding and head as a layer each when a pipeline divides layers."
+    )
 
     @property
     def model_parallel(self) -> int:
@@ -49,6 +52,7 @@ class Layout(Group):
             )
         self._check_tensor(plan)
         self._check_tokens(plan)
+        self._check_pipeline(plan)
         if self.expert > 1:
             self._check_experts(plan)
         megatron = plan.family.divides == "megatron"
@@ -88,6 +92,28 @@ class Layout(Group):
             raise PlanError(f"expert parallel {self.expert} does not divide {experts} experts of {plan.model.name}")
         if ranks % self.expert:
             raise PlanError(f"expert parallel {self.expert} does not divide {ranks} ranks")
+
+    def _check_pipeline(self, plan: Plan) -> None:
+        if (self.schedule == "interleaved") != (self.chunks > 1):
+            raise PlanError(
+                f"pipeline schedule {self.schedule} with {self.chunks} chunk{'s' * (self.chunks > 1)}: "
+                "interleaved, and no other, has 2 or more on each rank"
+            )
+        if self.pipeline == 1:
+            if self.chunks > 1 or self.ends:
+                raise PlanError(
+                    "pipeline chunks and ends say how a pipeline divides layers, but pipeline parallel is 1"
+                )
+            return
+        if plan.family.reads != "tokens" or plan.family.sequences > 1:
+            raise PlanError(
+                f"pipeline parallel divides models that read one sequence of tokens, not {plan.family.name}"
+            )
+        parts, layers = self.pipeline * self.chunks, plan.model.blocks + 2 * self.ends
+        if layers < parts:
+            raise PlanError(
+                f"{plan.model.blocks} layers do not go round pipeline {self.pipeline} x chunks {self.chunks} = {parts}"
+            )
 
     def untrained(self, plan: Plan) -> str:
         return "with tensor, context, pipeline or expert parallel" if self.model_parallel * self.expert > 1 else ""

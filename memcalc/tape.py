@@ -22,7 +22,7 @@ from memcalc.layout import Layout
 from memcalc.recorder import Recorder, Storage
 from memcalc.spec import Weight
 
-__all__ = ["Edge", "Gradient", "Node", "Tape", "Tensor"]
+__all__ = ["Edge", "Gradient", "Graph", "Node", "Tape", "Tensor"]
 
 
 class Tensor:
@@ -60,6 +60,15 @@ class Node:
 
 
 Edge = tuple[Node, int] | Weight | None
+
+
+class Graph:
+    """What one forward pass recorded: its nodes, and how often each weight was used. Several may wait for their backward."""
+
+    __slots__ = ("nodes", "uses")
+
+    def __init__(self, nodes: list[Node], uses: dict[str, int]) -> None:
+        self.nodes, self.uses = nodes, uses
 
 
 class Region:
@@ -162,14 +171,25 @@ class Tape(Recorder):
             else:
                 node.saved.append(storage)
 
+    def take_graph(self) -> Graph:
+        """What was recorded since the last time; the tape begins a new one."""
+        found = Graph(self._nodes, self._uses)
+        self._nodes, self._uses = [], {}
+        return found
+
     def backward(self, loss: Tensor, shape: tuple[int, ...] = ()) -> None:
-        """Run the graph backward from ``loss``, which is of ``shape``; every node is dropped once it has run."""
+        """Run what was recorded backward from ``loss``, which is of ``shape``."""
         assert loss.node is not None
-        loss.node.grads[loss.slot] = self.allocate(
-            "gradient of the loss", shape, loss.dtype, "temporary", batched=False
-        )
-        nodes, self._nodes = self._nodes, []
-        self._run(nodes)
+        grad = [self.allocate("gradient of the loss", shape, loss.dtype, "temporary", batched=False)]
+        self.resume(self.take_graph(), loss.node, loss.slot, grad)
+
+    def resume(self, graph: Graph, node: Node, slot: int, grads: list[Storage]) -> None:
+        """Run a graph backward from an output of ``node``; its gradient is taken out of ``grads``, so that nobody else
+        holds it. Every node is dropped once it has run."""
+        node.grads[slot] = grads.pop()
+        self._uses = graph.uses
+        self._run(graph.nodes)
+        self._uses = {}
 
     def _run(self, nodes: list[Node]) -> None:
         while nodes:
