@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 from memcalc.bench.reading import Reading
+from memcalc.implementation import Implementation
 from memcalc.loss import Loss
 from memcalc.spec import Model
 
@@ -80,4 +81,10 @@ def megatron_run(reading: Reading, tensor: int) -> dict[str, Any]:
     multiple = int(flags.get("make-vocab-size-divisible-by", "128")) * tensor
     # Megatron's and DeepSpeed's checkpoints are autograd functions of their own that run whole blocks again.
     reentrant = reading.said("activation_checkpointing") == "full"
-    return {"dropout": min(rates), "loss": Loss(vocab_multiple=multiple), "reentrant": reentrant}
+    layers = "transformer-engine" if "transformer_engine layers" in reading.row["notes"] else "core"
+    return {
+        "dropout": min(rates),
+        "loss": Loss(vocab_multiple=multiple),
+        "reentrant": reentrant,
+        "implementation": Implementation(megatron="auto" if reading.default("zero") == "deepspeed" else layers),
+    }
