@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from memcalc import vocab_parallel
 from memcalc.ops import cast, edge, linear
 from memcalc.recorder import Storage
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -24,7 +24,7 @@ def head(t: Tape, plan: Plan, x: Tensor, name: str, weight: str | None = None) -
     Where the loss takes it along it is only noted, and ``x`` is the model's output. In chunks, all are made before the
     first loss is taken (torchtune/modules/transformer.py, chunked_output); the last one is the output.
     """
-    if plan.loss.form == "fused-linear":
+    if plan.loss.takes_head:
         t.head = (name, weight or f"{name}.weight")
         return x
     if not plan.loss.chunk_head:
@@ -41,7 +41,9 @@ def loss_of(t: Tape, plan: Plan, output: Tensor, targets: Tensor) -> Tensor:
     if not t.layout.loss_parallel:
         output = vocab_parallel.gather_logits(t, output)
     if loss.form == "fused-linear":
-        return _fused_linear(t, output, targets, loss.chunks)
+        return _fused_linear(t, output, loss.chunks)
+    if loss.form == "cut":
+        return _cut(t, output, targets)
     if not loss.chunks:
         if loss.shift_copy:  # the whole ones stay bound beside the copy
             whole = cast(t, output, "float32", "logits") if upcast else output
@@ -131,7 +133,7 @@ def liger_chunk(tokens: int, hidden: int, vocab: int) -> int:
     return min(1 << (-(-tokens // factor) - 1).bit_length(), tokens)
 
 
-def _fused_linear(t: Tape, x: Tensor, targets: Tensor, chunks: int) -> Tensor:
+def _fused_linear(t: Tape, x: Tensor, chunks: int) -> Tensor:
     """Liger's fused linear cross-entropy: both gradients are made in forward, chunk by chunk, and kept for backward.
 
     The weight's gradient has the weight's dtype (``accum_dtype=None``), and each chunk adds to it in place. The
@@ -163,6 +165,30 @@ def _fused_linear(t: Tape, x: Tensor, targets: Tensor, chunks: int) -> Tensor:
     product = t.allocate("hidden state gradient of a chunk", (each, w.shape[1]), low, "temporary")
     del factors, logits, product
     t.save(node, *made)
+    return _scalar(t, "float32", node)
+
+
+def _cut(t: Tape, x: Tensor, targets: Tensor) -> Tensor:
+    """Apple's cut cross-entropy: logits exist in registers only; both gradients are made in backward.
+
+    Source: cut_cross_entropy/cce.py and cce_backward.py; factors must have 16 bits there, so float32 ones are cast.
+    """
+    assert t.head is not None
+    name, weight = t.head
+    w, bias, low = t.weights[weight], t.weights.get(f"{name}.bias"), t.compute_dtype
+    factor = cast(t, x, low, "hidden state") if t.autocast else x
+    shape, dtype = factor.shape, factor.dtype
+    parts = [part for part in (w, bias) if part is not None]
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        made = [t.allocate("hidden state gradient", shape, dtype, "temporary")]
+        return [*made, *(t.allocate(f"{p.name} gradient", p.shape, low, "gradients", batched=False) for p in parts)]
+
+    copies = [t.cast_weight(part) for part in parts] if t.autocast else []
+    to_parts: list[Edge] = [(node, 0) for _, node in copies] if t.autocast else [*parts]
+    node = t.node([edge(factor), *to_parts], backward)
+    t.save(node, factor.storage, targets.storage, *(copy for copy, _ in copies))
+    t.save(node, t.allocate("logarithm of a row", shape[:-1], "float32", "activations"))
     return _scalar(t, "float32", node)
 
 

@@ -133,6 +133,7 @@ class _Step:
     def run(self) -> None:
         tape, plan, stage, layout = self.tape, self.plan, self.stage, self.plan.layout
         self.hooks.states()
+        self.standing = plan.family.standing(tape, self.local)
         if stage.of > 1:
             self.links.open(tape)
         self.batch = self.make_batch()
@@ -171,6 +172,7 @@ class _Step:
         tape.moment = "start"
         if part.first or part.last:
             self.batch = self.make_batch()
+        beside = self.plan.family.beside(tape, self.local) if part.first or part.last else []
         tape.moment = "forward"
         x = self.batch[0] if part.first else self.links.receive(flight.entry, flight.kept)
         hooks.begin_forward()
@@ -194,6 +196,7 @@ class _Step:
             else:
                 flight.output = self.links.send(output, flight.kept)
         flight.graph = tape.take_graph()
+        del beside
         return flight
 
     def backward_pass(self, part: Stretch, flight: _Flight) -> None:

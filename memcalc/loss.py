@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LOSS_FORMS", "Loss"]
 
-LOSS_FORMS = ("plain", "compiled", "fused", "in-place", "fused-linear")
+LOSS_FORMS = ("plain", "compiled", "fused", "in-place", "fused-linear", "cut")
+_WITH_HEAD = ("fused-linear", "cut")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +24,8 @@ class Loss(Group):
     ``plain`` is ``F.cross_entropy``. ``compiled`` is the same inside torch.compile: one kernel that keeps the logits
     and two numbers a row. ``fused`` is one kernel by hand (flash-attn, Liger, apex), ``in-place`` the same that
     writes the gradient over the logits. ``fused-linear`` takes the head's product along, chunk by chunk, and makes
-    the gradients of both its factors in forward (Liger), so that no logits are ever whole.
+    the gradients of both its factors in forward (Liger), so that no logits are ever whole; ``cut`` makes both in
+    backward and never holds a logit (Apple's cut cross-entropy).
     """
 
     form: str = knob("plain", "--loss", "How the cross-entropy is computed.", choices=LOSS_FORMS)
@@ -41,12 +43,14 @@ class Loss(Group):
             raise PlanError(f"{plan.model.name} has no vocabulary; the forms of the loss are for models of tokens")
         if self.chunk_head and not self.chunks:
             raise PlanError("chunk head: into how many chunks is not said; give --loss-chunks")
-        if self.chunk_head and self.form == "fused-linear":
-            raise PlanError("loss fused-linear makes the head's product chunk by chunk anyway; leave out --chunk-head")
+        if self.chunk_head and self.form in _WITH_HEAD:
+            raise PlanError(f"loss {self.form} makes the head's product by itself; leave out --chunk-head")
+        if self.chunks and self.form == "cut":
+            raise PlanError("loss cut has chunks of its own in its kernel; leave out --loss-chunks")
         if self.chunks > plan.tokens:
             raise PlanError(f"loss chunks {self.chunks} are more than the {plan.tokens} tokens")
-        if self.shift_copy and (not self.whole_logits or self.form != "plain"):
-            raise PlanError("shift logits: only whole logits of a plain loss are copied")
+        if self.shift_copy and (self.chunks or not self.whole_logits):
+            raise PlanError("shift logits: only whole logits are copied; leave out --loss-chunks")
         if plan.keep_logits and not self.whole_logits:
             raise PlanError("keep logits: there are no whole logits to keep with this loss")
 
@@ -56,6 +60,11 @@ class Loss(Group):
         return "with shifted copies of the logits" if self.shift_copy else ""
 
     @property
+    def takes_head(self) -> bool:
+        """The loss makes the head's product; the model's output is what the head multiplies."""
+        return self.form in _WITH_HEAD
+
+    @property
     def whole_logits(self) -> bool:
         """The model's output is one tensor of logits."""
-        return not self.chunk_head and self.form != "fused-linear"
+        return not self.chunk_head and not self.takes_head

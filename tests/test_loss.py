@@ -64,6 +64,13 @@ def test_a_fused_linear_loss_has_one_chunk_of_logits_and_both_gradients() -> Non
     assert peak("loss", form="fused-linear", chunks=2) - apart == 2 * B * (S // 2 - chunk) * (V + H)
 
 
+def test_a_cut_loss_holds_no_logits_and_makes_both_gradients_in_backward() -> None:
+    kept = 2 * B * S * H + 4 * B * S  # what the head multiplies, and a number a row
+    assert peak("forward", form="in-place") - peak("forward", form="cut") == pytest.approx(2 * BETA, abs=2e5)
+    assert peak("loss", form="cut") - peak("forward", form="cut") < kept
+    assert peak("backward", form="cut") >= peak("loss", form="cut") + 2 * B * S * H + 2 * V * H
+
+
 def test_shifted_logits_are_a_copy_more() -> None:
     """The copy leaves out each sample's last row, and so does the log-softmax; the whole is there beside both."""
     shifted = B * (S - 1) * V * 4
@@ -82,7 +89,8 @@ def test_a_padded_vocabulary_is_the_models_own_from_then_on() -> None:
         ({"loss": Loss(chunk_head=True)}, "give --loss-chunks"),
         ({"loss": Loss(form="fused-linear", chunks=2, chunk_head=True)}, "leave out --chunk-head"),
         ({"loss": Loss(chunks=513)}, "more than the 512 tokens"),
-        ({"loss": Loss(form="fused", shift_copy=True)}, "only whole logits"),
+        ({"loss": Loss(form="cut", shift_copy=True)}, "only whole logits"),
+        ({"loss": Loss(form="cut", chunks=2)}, "leave out --loss-chunks"),
         ({"loss": Loss(form="fused-linear"), "keep_logits": True}, "no whole logits to keep"),
         ({"loss": Loss(chunks=2), "model": MODELS["mlp-tiny"], "tokens": 0}, "has no vocabulary"),
     ],
