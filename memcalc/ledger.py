@@ -106,7 +106,8 @@ class _Step:
             self.links = Links(plan, stage, self.crossing(weights))
             weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
         self.tape = self.new_tape(weights)
-        self.units = shard_units(weights, max(plan.checkpoint_every, 1))
+        runs = [part.stop - part.start for part in stage.chunks] if stage.of > 1 else []
+        self.units = shard_units(weights, max(plan.checkpoint_every, 1), runs)
         self.hooks: Replicated = make(self.tape, plan, self.units)
         self.tape.gradient = self.hooks.gradient
 
