@@ -17,8 +17,6 @@ from memcalc import ops
 from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.plan import Plan
-from memcalc.precision import DTYPE_BYTES
-from memcalc.recorder import Storage
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import Weight
 from memcalc.tape import Tape, Tensor
@@ -57,7 +55,7 @@ class _Step:
         self.plan = plan
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         if plan.gathers_unknown_layers:
-            weights = [Weight(weight.name, rows_per_rank(weight.shape, plan.ranks), weight.group) for weight in weights]
+            weights = [Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights]
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
         self.tape = Tape(
             weights,
@@ -78,12 +76,12 @@ class _Step:
         # First, middle and last micro batch differ; more of the middle ones only repeat themselves.
         rounds = min(plan.accumulation, 3)
         for index in range(rounds):
-            self.hooks.sync = index == rounds - 1
+            self.hooks.sync = index == rounds - 1 or (plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch)
             tape.moment = "start"
             self.batch = self.make_batch()
             self.micro_step(self.batch)
         tape.moment = "step"
-        self.optimizer_step()
+        self.hooks.step()
         self.hooks.zero_grad()
 
     def make_batch(self) -> Batch:
@@ -144,13 +142,3 @@ class _Step:
         x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if self.plan.checkpoint_every else run(x)
         hooks.leave(unit)
         return ops.boundary(tape, x, partial(hooks.enter_backward, unit))
-
-    def optimizer_step(self) -> None:
-        plan = self.plan
-        if plan.family.opaque and plan.optimizer_kind == "for-loop":
-            return  # as large as the largest tensor, which is not known
-        held: list[Storage] = []
-        itemsize = DTYPE_BYTES[plan.precision_row.weights]
-        shapes = self.hooks.step_shapes()
-        for name, size in plan.optimizer_row.temporaries(shapes, itemsize, plan.optimizer_kind, plan.torch_version):
-            held.append(self.tape.allocate(name, (size,), "uint8", "temporary", batched=False))

@@ -197,6 +197,17 @@ class Plan:
         return "efficient" if self.precision_row.compute == "float32" else "flash"
 
     @property
+    def shards(self) -> int:
+        """Ranks that what the strategy divides is divided over: those of one replica."""
+        return self.ranks // self.fsdp.groups(self)
+
+    @property
+    def reduce_dtype(self) -> str:
+        """dtype in which FSDP reduces gradients."""
+        named = {"weights": self.precision_row.weights, "compute": self.precision_row.compute}
+        return named.get(self.fsdp.reduce_dtype, "float32")
+
+    @property
     def gathers_unknown_layers(self) -> bool:
         """Parameters are gathered layer by layer, but it is not known how many layers there are."""
         return self.strategy_row.gathers and self.family.opaque and not self.model.layers

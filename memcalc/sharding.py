@@ -9,7 +9,16 @@ from collections.abc import Sequence
 
 from memcalc.spec import Weight
 
-__all__ = ["ddp_buckets", "fullest", "greedy_partition", "rows_per_rank"]
+__all__ = [
+    "ddp_buckets",
+    "flat_layout",
+    "fullest",
+    "greedy_partition",
+    "partition_slices",
+    "round_robin",
+    "rows_per_rank",
+    "zero_partition",
+]
 
 
 def rows_per_rank(shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
@@ -73,3 +82,68 @@ def ddp_buckets(weights: Sequence[Weight], itemsize: int, bucket_mb: int) -> lis
             buckets.append(size)
             size = 0
     return [*buckets, size] if size else buckets
+
+
+def zero_partition(numel: int, ranks: int) -> int:
+    """Elements of the flat buffer of all weights that DeepSpeed's ZeRO 1 and 2 give each rank, padding included.
+
+    Source: deepspeed/runtime/zero/stage_1_and_2.py, ``nccl_start_alignment_factor`` of 2 and
+    ``flatten_dense_tensors_aligned``: the buffer is padded to a multiple of two elements per rank.
+
+    >>> zero_partition(17, 4)
+    6
+    """
+    return -(-numel // (2 * ranks)) * 2
+
+
+def round_robin(weights: Sequence[Weight], ranks: int) -> list[Weight]:
+    """The order of ZeRO's flat buffer with ``round_robin_gradients``: every N-th weight comes to the same rank.
+
+    Source: deepspeed/runtime/zero/stage_1_and_2.py, ``_round_robin_reorder``.
+
+    >>> [weight.name for weight in round_robin([Weight(name, (1,)) for name in "abcde"], 2)]
+    ['a', 'c', 'e', 'b', 'd']
+    """
+    return [weight for rank in range(ranks) for weight in weights[rank::ranks]]
+
+
+def partition_slices(order: Sequence[Weight], partition: int) -> dict[str, list[tuple[int, int]]]:
+    """``(rank, elements)`` of each weight's slices when the weights lie end to end in a buffer cut by ranks.
+
+    >>> partition_slices([Weight("a", (3,)), Weight("b", (4,))], 4)
+    {'a': [(0, 3)], 'b': [(0, 1), (1, 3)]}
+    """
+    slices: dict[str, list[tuple[int, int]]] = {}
+    start = 0
+    for weight in order:
+        end, found = start + weight.numel, []
+        while start < end:
+            rank = start // partition
+            stop = min(end, (rank + 1) * partition)
+            found.append((rank, stop - start))
+            start = stop
+        slices[weight.name] = found
+    return slices
+
+
+def flat_layout(weights: Sequence[Weight], ranks: int, aligned: int) -> tuple[int, list[list[int]]]:
+    """Elements of FSDP 1's flat parameter, and how many of each weight lie in each rank's shard.
+
+    Every weight begins at a multiple of ``aligned`` elements (16 bytes under ``use_orig_params``, else 1), and the
+    end is padded to a multiple of ``ranks``. Source: torch/distributed/fsdp/_flat_param.py,
+    ``_init_flat_param_and_metadata`` and ``_get_shard``.
+
+    >>> flat_layout([Weight("a", (3,)), Weight("b", (4,))], 2, 4)
+    (8, [[3, 0], [0, 4]])
+    """
+    starts, end = [], 0
+    for weight in weights:
+        start = -(-end // aligned) * aligned
+        starts.append(start)
+        end = start + weight.numel
+    size = -(-end // ranks) * ranks
+    shard = size // ranks
+    return size, [
+        [max(0, min(start + w.numel, (rank + 1) * shard) - max(start, rank * shard)) for rank in range(ranks)]
+        for w, start in zip(weights, starts, strict=True)
+    ]

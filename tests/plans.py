@@ -9,7 +9,10 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from memcalc.deepspeed import DeepSpeed
+from memcalc.fsdp import Fsdp
 from memcalc.models import FAMILIES, MODELS, Model
+from memcalc.offload import Offload
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
@@ -19,12 +22,15 @@ __all__ = [
     "DROPOUT",
     "attentions",
     "berts",
+    "deepspeeds",
+    "fsdps",
     "gpt2s",
     "llamas",
     "mlps",
     "models",
     "moes",
     "named_models",
+    "offloads",
     "plans",
     "resnets",
     "shaped_models",
@@ -172,6 +178,62 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
+def fsdps(draw: st.DrawFn, strategy: str, ranks: int, nodes: int) -> Fsdp:
+    """FSDP's fields, with replicas that divide the ranks where there are any."""
+    row = STRATEGIES[strategy]
+    if not row.gathers:
+        return Fsdp()
+    replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
+    return Fsdp(
+        version=draw(st.sampled_from(["1", "2"])),
+        replicas=replicas,
+        reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
+        forward_prefetch=draw(st.booleans()),
+        backward_prefetch=draw(st.sampled_from(["pre", "post", "none"])),
+        original_parameters=draw(st.booleans()),
+        sync_every_micro_batch=draw(st.booleans()),
+    )
+
+
+@st.composite
+def deepspeeds(draw: st.DrawFn, strategy: str) -> DeepSpeed:
+    """DeepSpeed's fields, with buckets and thresholds that small models fill."""
+    if STRATEGIES[strategy].stage is None:
+        return DeepSpeed()
+    sizes = st.sampled_from([1, 100, 5_000, 10**6, 10**9])
+    return DeepSpeed(
+        reduce_bucket_size=draw(sizes),
+        overlap_comm=draw(st.sampled_from(["auto", "on", "off"])),
+        contiguous_gradients=draw(st.booleans()),
+        reduce_scatter=draw(st.booleans()),
+        round_robin_gradients=draw(st.booleans()),
+        grad_accum_dtype=draw(st.sampled_from(["weights", "float32"])),
+        flatten=draw(st.sampled_from(["device", "host"])),
+        persistence_threshold=draw(st.sampled_from([0, 50, 10**5])),
+        prefetch_bucket_size=draw(st.sampled_from([0, 100, 10**6])),
+        max_live_parameters=draw(sizes),
+        max_reuse_distance=draw(sizes),
+        sub_group_size=draw(sizes),
+    )
+
+
+@st.composite
+def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str) -> Offload:
+    """What the strategy can offload from a GPU."""
+    row = STRATEGIES[strategy]
+    if device == "cpu" or not (row.gathers or row.stage) or draw(st.booleans()):
+        return Offload()
+    if row.gathers:
+        return Offload(optimizer="cpu", parameters="cpu")
+    places = ["none", "cpu", "nvme"] if row.stage == 3 else ["none", "cpu"]
+    return Offload(
+        optimizer=draw(st.sampled_from(places)) if optimizer in ("adam", "adamw") else "none",
+        parameters=draw(st.sampled_from(places)) if row.stage == 3 else "none",
+        pin_memory=draw(st.booleans()),
+    )
+
+
+@st.composite
 def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
     """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
     chosen = draw(models() if model is None else model)
@@ -180,8 +242,14 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     gathers = STRATEGIES[strategy].gathers
     optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not gathers]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
-    masters = STRATEGIES[strategy].masters
-    precision = draw(st.sampled_from([row.name for row in PRECISIONS.values() if masters or not row.master]))
+    masters, engine = STRATEGIES[strategy].masters, STRATEGIES[strategy].stage is not None
+    precision = draw(
+        st.sampled_from([
+            row.name
+            for row in PRECISIONS.values()
+            if (row.master or row.name == "fp32" if engine else masters or not row.master)
+        ])
+    )
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
@@ -210,4 +278,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),
         device=device,
+        fsdp=draw(fsdps(strategy, ranks, nodes)),
+        deepspeed=draw(deepspeeds(strategy)),
+        offload=draw(offloads(strategy, optimizer.name, device)),
     )
