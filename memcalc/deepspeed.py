@@ -61,10 +61,15 @@ class DeepSpeed(Group):
         50_000_000, "--prefetch-bucket-size", "DeepSpeed stage 3: elements gathered ahead at a time."
     )
     max_live_parameters: int = knob(
-        1_000_000_000, "--max-live-parameters", "DeepSpeed stage 3: gathered elements above which none is fetched ahead."
+        1_000_000_000,
+        "--max-live-parameters",
+        "DeepSpeed stage 3: gathered elements above which none is fetched ahead.",
     )
     max_reuse_distance: int = knob(
         1_000_000_000, "--max-reuse-distance", "DeepSpeed stage 3: weights used again so soon are kept gathered."
+    )
+    zero_init: bool = knob(
+        True, "--no-zero-init", "DeepSpeed stage 3: the model is made whole on every rank before it is divided."
     )
     sub_group_size: int = knob(
         1_000_000_000, "--sub-group-size", "DeepSpeed stage 3: elements of a rank updated at a time.", least=1

@@ -21,16 +21,16 @@ class Fsdp(Group):
     version: str = knob(
         "2", "--fsdp-version", "FSDP: 2 is fully_shard, 1 the wrapper with flat parameters.", choices=("1", "2")
     )
-    replicas: int = knob(
-        0, "--replicas", "FSDP hybrid: groups of ranks that each hold all shards; 0 for one a node."
-    )
+    replicas: int = knob(0, "--replicas", "FSDP hybrid: groups of ranks that each hold all shards; 0 for one a node.")
     reduce_dtype: str = knob(
         "weights",
         "--reduce-dtype",
         "FSDP: dtype gradients are reduced in, that of the weights or of the compute.",
         choices=("weights", "compute", "float32"),
     )
-    forward_prefetch: bool = knob(False, "--forward-prefetch", "FSDP 1: gather the next unit before this one's forward.")
+    forward_prefetch: bool = knob(
+        False, "--forward-prefetch", "FSDP 1: gather the next unit before this one's forward."
+    )
     backward_prefetch: str = knob(
         "pre",
         "--backward-prefetch",

@@ -11,11 +11,12 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from memcalc import ops
 from memcalc.models import Block
-from memcalc.parallel import Replicated, make, shard_units
+from memcalc.parallel import Replicated, Zero3, make, shard_units
 from memcalc.plan import Plan
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import Weight
@@ -43,6 +44,11 @@ def ledger(plan: Plan) -> Timeline:
 def skeleton(plan: Plan) -> Skeleton:
     """The same with the micro batch left open."""
     step = _Step(plan)
+    if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
+        rehearsal = _Step(replace(plan, accumulation=1))
+        rehearsal.run()
+        assert isinstance(rehearsal.hooks, Zero3)
+        step.hooks.modules.follow(rehearsal.hooks.modules.seen)
     step.run()
     return step.tape.skeleton(CUDA_BLOCK if plan.device == "cuda" else 1)
 
@@ -55,7 +61,9 @@ class _Step:
         self.plan = plan
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         if plan.gathers_unknown_layers:
-            weights = [Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights]
+            weights = [
+                Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
+            ]
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
         self.tape = Tape(
             weights,

@@ -17,6 +17,7 @@ __all__ = [
     "partition_slices",
     "round_robin",
     "rows_per_rank",
+    "sub_groups",
     "zero_partition",
 ]
 
@@ -147,3 +148,22 @@ def flat_layout(weights: Sequence[Weight], ranks: int, aligned: int) -> tuple[in
         [max(0, min(start + w.numel, (rank + 1) * shard) - max(start, rank * shard)) for rank in range(ranks)]
         for w, start in zip(weights, starts, strict=True)
     ]
+
+
+def sub_groups(weights: Sequence[Weight], ranks: int, limit: int) -> list[int]:
+    """Elements of a rank in each group of weights that DeepSpeed's stage 3 updates at a time.
+
+    Each weight is divided for itself, rounded up. Source: deepspeed/runtime/zero/stage3.py,
+    ``_create_fp16_sub_groups``: a group closes once it has reached the limit.
+
+    >>> sub_groups([Weight("a", (7,)), Weight("b", (4,)), Weight("c", (2,))], 2, 5)
+    [6, 1]
+    """
+    sizes = [-(-weight.numel // ranks) for weight in weights]
+    groups, size = [], 0
+    for part in sizes:
+        size += part
+        if size >= limit:
+            groups.append(size)
+            size = 0
+    return [*groups, size] if size else groups

@@ -244,11 +244,13 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     device = draw(st.sampled_from(["cuda", "cpu"]))
     masters, engine = STRATEGIES[strategy].masters, STRATEGIES[strategy].stage is not None
     precision = draw(
-        st.sampled_from([
-            row.name
-            for row in PRECISIONS.values()
-            if (row.master or row.name == "fp32" if engine else masters or not row.master)
-        ])
+        st.sampled_from(
+            [
+                row.name
+                for row in PRECISIONS.values()
+                if (row.master or row.name == "fp32" if engine else masters or not row.master)
+            ]
+        )
     )
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out

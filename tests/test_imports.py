@@ -27,6 +27,7 @@ LAYERS = [
     ["optimizers", "strategies", "layout", "implementation", "adapters", "fsdp", "deepspeed", "offload"],
     ["plan"],
     ["sharding"],
+    ["host"],
     ["parallel"],
     ["ledger", "reserved"],
     ["estimate"],

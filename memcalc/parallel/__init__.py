@@ -16,12 +16,26 @@ from memcalc.parallel.fully_shard import FullyShard
 from memcalc.parallel.replicated import ROOT_UNIT, Replicated
 from memcalc.parallel.zero import Zero
 from memcalc.parallel.zero_0 import Zero0
+from memcalc.parallel.zero_3 import Zero3
 from memcalc.parallel.zero_bf16 import ZeroBf16
 from memcalc.plan import Plan
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["ROOT_UNIT", "Ddp", "FlatShard", "FlatUnits", "FullyShard", "Replicated", "Zero", "Zero0", "ZeroBf16", "make", "shard_units"]
+__all__ = [
+    "ROOT_UNIT",
+    "Ddp",
+    "FlatShard",
+    "FlatUnits",
+    "FullyShard",
+    "Replicated",
+    "Zero",
+    "Zero0",
+    "Zero3",
+    "ZeroBf16",
+    "make",
+    "shard_units",
+]
 
 
 def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
@@ -33,7 +47,7 @@ def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
         return Replicated(tape, plan, units)
     if row.gathers and plan.fsdp.version == "1":
         # FullyShardedDataParallel switches to NO_SHARD in a world of one (_init_utils.py, _init_core_state).
-        return (FlatShard if plan.shards > 1 else FlatUnits)(tape, plan, units)
+        return (FlatShard if plan.shards > 1 or plan.offload.on else FlatUnits)(tape, plan, units)
     if row.gathers:
         return FullyShard(tape, plan, units)
     if row.buckets:
@@ -46,7 +60,7 @@ def _zero(plan: Plan) -> type[Replicated]:
     stage, summed = plan.strategy_row.stage, plan.deepspeed.grad_accum_dtype
     if stage == 1 and plan.precision == "bf16-master" and summed == "float32" and not plan.offload.on:
         return ZeroBf16
-    return {0: Zero0, 1: Zero, 2: Zero, 3: Zero}[stage or 0]
+    return {0: Zero0, 1: Zero, 2: Zero, 3: Zero3}[stage or 0]
 
 
 def shard_units(weights: Sequence[Weight], every: int) -> dict[str, list[Weight]]:

@@ -68,6 +68,9 @@ class FlatShard(FlatUnits):
         if unit in self.full or unit not in self.sizes:
             return
         size, cast = self.sizes[unit], None
+        if self.shards == 1:  # only offloaded: brought to the device, not gathered
+            self.full[unit] = self.flat(f"{unit} from the host", size, self.low)
+            return
         if self.low != self.dtype or self.away:
             cast = self.flat(f"{unit} cast shard", size // self.shards, self.low)
         if self.low != self.dtype and self.away:
@@ -128,7 +131,7 @@ class FlatShard(FlatUnits):
         flat = self.unsharded.pop(unit, flat)
         if self.sync or self.plan.strategy_row.reshards:
             self.full.pop(unit, None)
-        if self.knobs.backward_prefetch == "post":
+        if self.knobs.backward_prefetch == "post" and unit != ROOT_UNIT:  # the root's comes last
             self.prefetch(unit, -1)
         if not self.sync:
             self.unsharded[unit] = flat

@@ -58,11 +58,8 @@ class Zero0(Replicated):
     def end_backward(self) -> None:
         if not self.sync:
             return
-        if self.plan.family.opaque:
-            pieces = [min(self.numel, REDUCED_AT_A_TIME)]
-        else:
-            pieces = list(_pieces(self.weights))
-        for size in pieces:
+        unknown = [min(self.numel, REDUCED_AT_A_TIME)]
+        for size in unknown if self.plan.family.opaque else _pieces(self.weights):
             piece = self.temporary("gradients to reduce", size, self.dtype, "communication")
             del piece
 

@@ -24,7 +24,8 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     """``fully_shard`` each block, then the rest as the root; only shards are ever given memory."""
     precision = plan.precision_row
     policy = MixedPrecisionPolicy(
-        param_dtype=dtype_of(precision.compute) if precision.autocast else None, reduce_dtype=dtype_of(plan.reduce_dtype)
+        param_dtype=dtype_of(precision.compute) if precision.autocast else None,
+        reduce_dtype=dtype_of(plan.reduce_dtype),
     )
     if plan.strategy_row.replicates:
         mesh = hybrid_mesh(mesh, plan)
