@@ -11,12 +11,13 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from memcalc import ops
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
-from memcalc.parallel import Replicated, make, shard_units
+from memcalc.parallel import Replicated, Zero3, make, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
@@ -72,6 +73,11 @@ def peaks(plan: Plan, micro_batches: list[int]) -> list[int]:
 def play(plan: Plan, stage: Stage) -> Skeleton:
     """One step of one stage, recorded."""
     step = _Step(plan, stage)
+    if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
+        rehearsal = _Step(replace(plan, accumulation=1), stage)
+        rehearsal.run()
+        assert isinstance(rehearsal.hooks, Zero3)
+        step.hooks.modules.follow(rehearsal.hooks.modules.seen)
     step.run()
     return step.tape.skeleton(CUDA_BLOCK if plan.device == "cuda" else 1)
 
@@ -139,10 +145,11 @@ class _Step:
             self.links.open(tape)
         self.batch = self.make_batch()
         where = (layout.schedule, stage.index, stage.of)
+        eager = plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch
         rounds = played(*where, plan.accumulation, layout.chunks)
         flights: dict[tuple[int, int], _Flight] = {}
         for forward, micro_batch, chunk in passes(*where, rounds, layout.chunks):
-            self.hooks.sync = micro_batch == rounds - 1
+            self.hooks.sync = micro_batch == rounds - 1 or eager
             since = tape.made
             if forward:
                 flights[micro_batch, chunk] = self.forward_pass(stage.chunks[chunk])

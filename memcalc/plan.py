@@ -206,6 +206,12 @@ class Plan:
         return "efficient" if self.precision_row.compute == "float32" else "flash"
 
     @property
+    def reduce_dtype(self) -> str:
+        """dtype in which FSDP reduces gradients."""
+        named = {"weights": self.precision_row.weights, "compute": self.precision_row.compute}
+        return named.get(self.fsdp.reduce_dtype, "float32")
+
+    @property
     def gathers_unknown_layers(self) -> bool:
         """Parameters are gathered layer by layer, but it is not known how many layers there are."""
         return self.strategy_row.gathers and self.family.opaque and not self.model.layers
@@ -230,7 +236,12 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights."""
+        """Ranks over which a strategy divides parameters, gradients and states: those of one replica of the weights."""
+        return self.same_weights // self.fsdp.groups(self)
+
+    @property
+    def same_weights(self) -> int:
+        """Ranks that hold the same part of the model, but for what the strategy divides."""
         return self.data_parallel * self.layout.context
 
     @property

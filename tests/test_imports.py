@@ -29,6 +29,7 @@ LAYERS = [
     ["optimizers", "strategies", "implementation", "adapters", "fsdp", "deepspeed", "offload", "loss"],
     ["plan"],
     ["sharding", "stages"],
+    ["host"],
     ["parallel", "pipeline"],
     ["ledger", "reserved"],
     ["estimate"],

@@ -13,6 +13,7 @@ from memcalc.estimate import estimate
 from memcalc.layout import Layout
 from memcalc.ledger import ledger, peaks
 from memcalc.models import FAMILIES, Model
+from memcalc.offload import Offload
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 from tests.plans import plans, shaped_models, token_models
@@ -56,6 +57,11 @@ def divided_by_strategy_alone(plan: Plan) -> Plan:
 
 
 def replaced(plan: Plan, **changes: object) -> Plan:
+    """The plan with other fields, and without what belongs to the device or the strategy that it had."""
+    if changes.get("device") == "cpu" or "strategy" in changes:
+        changes = {"offload": Offload()} | changes
+    if "strategy" in changes or "ranks" in changes:
+        changes = {"fsdp": dataclasses.replace(plan.fsdp, replicas=0)} | changes
     return dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
 
 
@@ -92,12 +98,14 @@ def test_a_skeleton_serves_every_micro_batch(plan: Plan, micro_batch: int) -> No
 
 @given(plans())
 def test_on_one_rank_every_strategy_holds_the_same_states(plan: Plan) -> None:
+    if plan.strategy_row.stage is not None:
+        return  # DeepSpeed pads its flat weights, and updates a copy of them also in float32; laws below
     plan = replaced(divided_by_strategy_alone(plan), loss_dtype="float32")
     alone = replaced(plan, strategy="single", ranks=1, nodes=1)
     if plan.strategy != "single" and plan.bucket_views:
         alone = replaced(alone, bucket_views=False)
         plan = replaced(plan, bucket_views=False)
-    if plan.device == "cuda" or plan.strategy == "fsdp-no-shard":
+    if plan.device == "cuda" or plan.strategy == "fsdp-no-shard" or plan.fsdp.version == "1":
         plan, alone = (replaced(p, device="cpu", attention="auto", dropout=0.0, model=p.model) for p in (plan, alone))
     plan = replaced(plan, ranks=1, nodes=1)
     assert 0 <= model_states(plan) - model_states(alone) <= padding(plan)
@@ -105,12 +113,18 @@ def test_on_one_rank_every_strategy_holds_the_same_states(plan: Plan) -> None:
 
 @given(plans(max_ranks=6))
 def test_the_fullest_rank_holds_an_equal_share_or_more_and_never_more_than_everything(plan: Plan) -> None:
+    if plan.strategy_row.stage is not None:
+        return
     plan = with_states_that_divide(divided_by_strategy_alone(plan))
     plan = replaced(plan, device="cpu", attention="auto", bucket_views=False, loss_dtype="float32")
     whole = model_states(replaced(plan, strategy="single", ranks=1, nodes=1))
     here = model_states(plan)
-    assert here <= whole + padding(plan)
-    assert here * plan.ranks >= whole
+    padded = (16 + 4 * plan.shards) * 16 * len(plan.family.weights(plan.model)) if plan.fsdp.version == "1" else 0
+    assert here <= whole + padded + padding(plan)
+    parts = plan.shards if plan.strategy_row.gathers else plan.ranks
+    # FSDP 1's shards hold unequal numbers of tensors, each with a step counter of 4 bytes.
+    counters = 4 * len(plan.family.weights(plan.model)) if plan.fsdp.version == "1" else 0
+    assert here * parts + counters >= whole
 
 
 @given(plans(max_ranks=6))
@@ -125,7 +139,7 @@ def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
 
 @given(plans())
 def test_dividing_more_never_holds_more(plan: Plan) -> None:
-    if plan.strategy == "single" or not plan.optimizer_row.shardable:
+    if plan.strategy == "single" or plan.strategy_row.stage is not None or not plan.optimizer_row.shardable:
         return
     plan = with_states_that_divide(divided_by_strategy_alone(plan))
     plan = replaced(plan, bucket_views=False, device="cpu", attention="auto", loss_dtype="float32")

@@ -29,7 +29,9 @@ class FlatUnits(Replicated):
 
     def states(self) -> None:
         super().states()
-        if self.plan.set_to_none:  # zero_grad drops the views; the flat gradient goes when the next forward begins
+        if (
+            self.plan.set_to_none and not self.away
+        ):  # zero_grad drops the views; the flat gradient goes when the next forward begins
             self.keep_gradients()
             self.stale = True
 

@@ -23,6 +23,8 @@ class Replicated:
         self.weights = [weight for unit in units.values() for weight in unit]
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
+        self.away = plan.strategy_row.gathers and plan.offload.on
+        """FSDP keeps shards, their gradients and states on the host, and updates them there."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
 
@@ -30,13 +32,14 @@ class Replicated:
 
     def states(self) -> None:
         """Parameters, optimizer states and whatever else lives between steps."""
-        self.parameters()
-        self.optimizer_states()
+        if not self.away:
+            self.parameters()
+            self.optimizer_states()
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
             self.hold(name, (size,), "temporary", "uint8")
-        if not self.plan.set_to_none:
+        if not self.plan.set_to_none and not self.away:
             self.keep_gradients()
 
     def parameters(self) -> None:
@@ -112,6 +115,8 @@ class Replicated:
 
     def step(self) -> None:
         """The optimizer's update."""
+        if self.away:
+            return
         if self.plan.family.opaque and self.plan.optimizer_kind == "for-loop":
             return  # as large as the largest tensor, which is not known
         self.temporaries(self.step_shapes(), self.dtype)
