@@ -2,6 +2,8 @@
 
 The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
+    init      where the whole model is built first: that, until each rank has its part
+    resume    where a checkpoint is loaded to the device: that
     start     the next micro batch is made while the last one is still there
     forward   the model, block by block, with checkpointing and sharding around each
     loss      cross-entropy; then the model's output is dropped
@@ -15,7 +17,7 @@ from functools import partial
 
 from memcalc import ops
 from memcalc.models import Block
-from memcalc.parallel import Replicated, make, shard_units
+from memcalc.parallel import Replicated, build_whole, make, resume, shard_units
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
@@ -73,7 +75,9 @@ class _Step:
 
     def run(self) -> None:
         tape, plan = self.tape, self.plan
+        build_whole(tape, plan, self.hooks)
         self.hooks.states()
+        resume(tape, plan, self.hooks)
         self.batch = self.make_batch()
         # First, middle and last micro batch differ; more of the middle ones only repeat themselves.
         rounds = min(plan.accumulation, 3)

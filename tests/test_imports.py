@@ -24,11 +24,12 @@ LAYERS = [
     ["ops", "norms", "positions", "attention", "convolution", "experts"],
     ["models"],
     ["groups"],
-    ["optimizers", "strategies", "layout", "implementation", "adapters", "fsdp", "deepspeed", "offload"],
+    ["optimizers", "strategies", "layout", "implementation", "adapters", "fsdp", "deepspeed", "offload", "startup"],
     ["plan"],
     ["sharding"],
     ["parallel"],
     ["ledger", "reserved"],
+    ["outside"],
     ["estimate"],
     [
         "coefficients",
