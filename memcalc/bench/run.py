@@ -12,8 +12,8 @@ from memcalc.bench.score import Score, Summary, summarise
 from memcalc.bench.words import Said, say
 from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate
-from memcalc.hardware import GPUS, Bounds
-from memcalc.reserved import replayed
+from memcalc.outside import outside
+from memcalc.reserved import reserved_range
 
 __all__ = ["by_meter", "by_source", "reasons", "result", "score"]
 
@@ -29,7 +29,7 @@ def score(row: Row) -> Score:
         found = estimate(said.plan)
     except InputError as error:
         return _skipped(row, said, [f"no estimate: {str(error).replace(';', ',')}"])
-    if said.lacks and found.peak.moment != "step":
+    if said.lacks and found.steady.moment != "step":
         return _skipped(row, said, [lack.reason for lack in said.lacks])
     size = _reading(row, said, found) / GIB
     assumptions = [*said.assumptions, *(f"{lack.reason}: not counted, the peak is in the step" for lack in said.lacks)]
@@ -40,7 +40,7 @@ def score(row: Row) -> Score:
         estimated_gib=round(size, 4),
         error_pct=None if row.measured is None else round(100 * (size / row.measured - 1), 2),
         verdict=found.verdict if said.same_card else "unknown",
-        moment=found.peak.moment,
+        moment=found.steady.moment,
         assumptions=tuple(assumptions),
     )
 
@@ -58,23 +58,14 @@ def _skipped(row: Row, said: Said, lacks: Sequence[str]) -> Score:
 def _reading(row: Row, said: Said, found: Estimate) -> float:
     """Bytes in the row's meter; a boundary is held against the device."""
     if row.meter == "allocated":
-        return found.peak.bytes
+        return found.steady.bytes
     card = found.plan.gpu_row
-    cards = [card] if card else list(GPUS.values())
-    context = said.context or _hull([card.context for card in cards])
-    nccl = _hull([card.nccl for card in cards]) if found.plan.ranks > 1 else Bounds(0, 0)
-    outside = (sum(context) + sum(nccl)) // 2
+    rest = outside(found.plan, card, said.context).point
     # A full card makes the allocator give cached segments back. What ran cannot have needed more than the card;
     # where the estimate does, it shall show, so the replay is run again without an end.
-    capacity = card.usable_bytes - outside if card and said.same_card else None
-    held = replayed(found.plan, found.timeline, said.allocator, capacity=capacity)
-    if held.refused:
-        held = replayed(found.plan, found.timeline, said.allocator)
-    return held.peak_reserved if row.meter == "reserved" else held.peak_reserved + outside
-
-
-def _hull(bounds: list[Bounds]) -> Bounds:
-    return Bounds(min(each.low for each in bounds), max(each.high for each in bounds))
+    capacity = card.usable_bytes - rest if card and said.same_card else None
+    held = reserved_range(found.plan, found.timeline, capacity=capacity).point
+    return held if row.meter == "reserved" else held + rest
 
 
 def by_meter(rows: Iterable[Row], scores: Iterable[Score]) -> dict[str, Summary]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from memcalc.allocator_options import AllocatorOptions
 from memcalc.bench.cards import gpu_of
 from memcalc.bench.layouts import strategy_of
 from memcalc.bench.losses import loss_of
@@ -37,7 +36,6 @@ class Said:
     plan: Plan | None
     assumptions: tuple[str, ...]
     lacks: tuple[Lack, ...]
-    allocator: AllocatorOptions
     same_card: bool
     """The plan's card has the memory of the row's, so that a verdict and a full card mean something."""
     context: Bounds | None = None
@@ -51,14 +49,12 @@ def say(row: Row) -> Said:
     gpu, same_card = gpu_of(reading)
     plan = _plan(reading, built, gpu)
     context = _context(reading) if row.meter == "device" else None
-    allocator = AllocatorOptions.parse("" if row.meter == "allocated" else reading.default("allocator"))
     lacks = tuple(reading.lacks)
     return Said(
         # What was reserved depends on all moments, not on the fullest alone.
         plan=plan if not lacks or (row.meter == "allocated" and all(lack.only_less for lack in lacks)) else None,
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
-        allocator=allocator,
         same_card=same_card,
         context=context,
     )
@@ -92,6 +88,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             attention=attention,
             gpu=gpu,
             torch=torch,
+            allocator=reading.default("allocator"),
             **loss_of(reading, precision, tokens),
         )
     except InputError as error:
