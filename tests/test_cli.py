@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memcalc.cli import app as app_module
+from memcalc.cli import estimate as estimate_command
 from memcalc.cli.app import app
 from memcalc.estimate import estimate
 from memcalc.models import MODELS
@@ -177,7 +178,38 @@ def test_a_saved_plan_gives_the_same_answer(run: Run) -> None:
 def test_check_exits_1_when_it_does_not_fit(run: Run, words: list[str], code: int) -> None:
     result = run("estimate", *words, "--check", "--format", "json")
     assert result.exit_code == code
-    assert (json.loads(result.output)["verdict"] == "does-not-fit") == bool(code)
+    assert (json.loads(result.stdout)["verdict"] == "does-not-fit") == bool(code)
+    assert result.stderr.startswith("memcalc: does not fit: it needs at least ") == bool(code)
+    assert len(result.stderr.splitlines()) == code
+
+
+def test_a_plan_of_thousands_of_blocks_says_that_it_takes_a_while(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "SLOW = 2000" in Path(estimate_command.__file__).read_text(encoding="utf-8")
+    monkeypatch.setattr(estimate_command, "SLOW", 5)
+    words = ("estimate", "--params", "1e9", "--layers")
+    assert run(*words, "4").stderr == ""
+    assert run(*words, "5").stderr == "memcalc: plays 5 blocks one by one, about a second for every thousand\n"
+
+
+def test_a_plan_file_may_begin_with_a_byte_order_mark(run: Run) -> None:
+    first = asked(run, "gpt2-tiny", "--save-plan", "plan.json")
+    Path("plan.json").write_bytes(b"\xef\xbb\xbf" + Path("plan.json").read_bytes())
+    assert asked(run, "--plan", "plan.json") == first
+
+
+def test_values_of_a_plan_file_that_clash_are_said_with_the_file(run: Run) -> None:
+    run("estimate", "gpt2-tiny", "--save-plan", "plan.json")
+    text = Path("plan.json").read_text(encoding="utf-8")
+    for old, new, said in (
+        ('"ranks": 1', '"ranks": 4', "strategy single runs on 1 rank, not 4"),
+        ('"adamw"', '"adamv"', "unknown optimizer 'adamv'; did you mean"),
+        ('"hidden": ', '"hidden": -', "model: model gpt2-tiny: hidden -"),
+    ):
+        Path("clash.json").write_text(text.replace(old, new), encoding="utf-8")
+        done = run("estimate", "--plan", "clash.json")
+        assert done.exit_code == 2
+        assert done.stderr.startswith(f"memcalc: clash.json: {said}")
+        assert len(done.stderr.splitlines()) == 1
 
 
 # -- help ------------------------------------------------------------------------------------------
@@ -235,7 +267,10 @@ MISTAKES = [
     (["estimate", "--params", "1e9", "--heads", "4"], "--heads does not apply"),
     (["estimate", "--params", "1e9", "--tokens", "4"], "--seq-len does not apply"),
     (["estimate", "--params", "1e9", "--activation-per-layer", "64KB"], "not how many layers"),
-    (["estimate", "--params", "1e9", "--input-shape", "3x"], "--input-shape '' is not a whole number"),
+    (
+        ["estimate", "--params", "1e9", "--input-shape", "3x"],
+        "--input-shape '3x' cannot be read; write it like 224x224x3",
+    ),
     (["estimate", "gpt2", "--gpus", "0"], "--gpus 0 must be at least 1"),
     (["estimate", "gpt2", "--gpus", "3", "--nodes", "2"], "3 ranks do not divide over 2 nodes"),
     (["estimate", "gpt2", "--heads", "5"], "5 heads do not divide hidden 768"),
@@ -254,6 +289,8 @@ MISTAKES = [
     (["estimate", "gpt2", "--check"], "--check needs --gpu NAME"),
     (["estimate", "gpt2", "--save-plan", "no/folder/plan.json"], "cannot be written: no such file or directory"),
     (["estimate", "gpt2", "--save-plan", ""], "--save-plan '' is not a path"),
+    (["estimate", "--params", "1e9", "--input-shape", "3x0"], "--input-shape 0 must be at least 1"),
+    (["bench", ""], "FILE '' is not a path"),
     (["estimate", "--plan", "missing.json"], "missing.json does not exist"),
     (["estimate", "--plan", "."], "is a folder"),
     (["estimate", "--plan", "missing.json", "--adam"], "says the whole plan; leave out: adam"),

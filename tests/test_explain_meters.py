@@ -70,6 +70,7 @@ def test_memory_now_is_not_the_peak() -> None:
         ({"allocated": GIB}, "give at least two"),
         ({}, "give at least two"),
         ({"reserved": 20 * GIB, "device": 30 * GIB, "gpu": GPUS["t4"]}, "more than torch can use of t4"),
+        ({"reserved": 10 * GIB, "device": 17 * GIB, "gpu": GPUS["t4"]}, "more than there is on t4, of which torch"),
     ],
 )
 def test_what_cannot_be_true_is_refused_in_one_line(readings: dict[str, int], line: str) -> None:
@@ -91,6 +92,11 @@ def test_the_parts_add_up_to_the_largest_meter(
     found = explain(allocated=allocated, active=active, reserved=reserved, device=device)
     assert sum(part.bytes for part in found.parts) == read[-1]
     assert all(part.bytes >= 0 for part in found.parts)
+
+
+def test_a_full_card_shows_more_than_torch_can_use() -> None:
+    """A T4 without ECC has 16384 MiB by nvidia-smi."""
+    assert explain(reserved=10 * GIB, device=16384 * MIB, gpu=GPUS["t4"]).total == "device"
 
 
 def test_every_format() -> None:

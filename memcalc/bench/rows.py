@@ -77,7 +77,7 @@ def read_rows(path: Path) -> list[Row]:
         raise FileError(f"{path} is not a CSV file: it holds NUL bytes")
     if not text.strip():
         raise FileError(f"{path} is empty; expected a CSV file with the columns {', '.join(COLUMNS[:3])} ...")
-    reader = csv.reader(text.lstrip("\ufeff").splitlines(keepends=True), strict=True)
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
     rows: dict[str, Row] = {}
     try:
         header = [name.strip() for name in next(reader)]

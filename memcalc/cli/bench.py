@@ -10,7 +10,7 @@ import click
 from memcalc.bench import run
 from memcalc.bench.rows import Row, read_rows, select
 from memcalc.bench.score import Score, Summary, worst
-from memcalc.cli.kinds import Name, Whole
+from memcalc.cli.kinds import File, Name, Whole
 from memcalc.tables import FORMATS, render
 
 __all__ = ["command"]
@@ -29,7 +29,7 @@ FACTS = Path(run.__file__).with_name("facts.csv")
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=File())
 @click.option("--tier", type=Name("tier", ("a", "b", "c")), metavar="A|B|C", help="Only rows whose notes say so.")
 @click.option("--use", metavar="WORD", help="Only rows with this word in the column 'use', such as score.")
 @click.option("--source", metavar="TEXT", help="Only rows with this text in their source.")
