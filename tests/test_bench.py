@@ -391,23 +391,33 @@ def test_a_loss_that_needs_less_leaves_a_peak_in_the_step_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cells", "card", "same"),
+    ("cells", "card", "usable"),
     [
-        ({"gpu_type": "A100-SXM4-40GB", "gpu_gib": "40"}, "a100-40gb", True),
-        ({"gpu_type": "a100_80gb", "gpu_gib": "80"}, "a100-80gb", True),
-        ({"gpu_type": "V100", "gpu_gib": "31.7"}, "v100-32gb", True),
-        ({"gpu_type": "H100 (HBM2e 96GB)", "gpu_gib": "95.04"}, "h100-80gb", False),
-        ({"gpu_type": "A10", "gpu_gib": "24"}, "a10", True),
-        ({"gpu_type": "A100 (repo docs)", "gpu_gib": ""}, "a100-80gb", False),
-        ({"gpu_type": "", "gpu_gib": ""}, None, False),
+        ({"gpu_type": "A100-SXM4-40GB", "gpu_gib": "40"}, "a100-40gb", ("a100-40gb",)),
+        ({"gpu_type": "a100_80gb", "gpu_gib": "80"}, "a100-80gb", ("a100-80gb",)),
+        ({"gpu_type": "V100", "gpu_gib": "31.7"}, "v100-32gb", ("v100-32gb",)),
+        ({"gpu_type": "A10", "gpu_gib": "24"}, "a10", ("a10",)),
+        ({"gpu_type": "GTX 1080 Ti", "gpu_gib": "11"}, "gtx-1080-ti", ("gtx-1080-ti",)),
+        ({"gpu_type": "RTX 2080 (11 GB stated)", "gpu_gib": "11"}, "rtx-2080-ti", ("rtx-2080-ti",)),
+        # A size with a fraction is a reading, and so is what the message says.
+        ({"gpu_type": "H100 (HBM2e 96GB)", "gpu_gib": "95.04"}, "h100-80gb", (95.04, 95.04)),
+        ({"gpu_type": "A10", "gpu_gib": "24", "capacity_gib": "23.70"}, "a10", (23.7, 23.7)),
+        ({"gpu_type": "a card", "gpu_gib": "", "capacity_gib": "11.76"}, None, (11.76, 11.76)),
+        # Cards of the catalog that are sold as 24 GB, from the L4 to the RX 7900 XTX.
+        ({"gpu_type": "24 GB card (type not stated)", "gpu_gib": "24"}, None, ("l4", "rx-7900-xtx")),
+        ({"gpu_type": "A100 (repo docs)", "gpu_gib": ""}, "a100-80gb", None),
+        ({"gpu_type": "a card", "gpu_gib": "3"}, None, None),
+        ({"gpu_type": "", "gpu_gib": ""}, None, None),
     ],
 )
-def test_cards(cells: dict[str, str], card: str | None, same: bool) -> None:
+def test_cards(cells: dict[str, str], card: str | None, usable: tuple[str | float, ...] | None) -> None:
     said = say(row_of(**cells))
     assert said.plan is not None
-    assert (said.plan.gpu, said.same_card) == (card, same)
+    assert said.plan.gpu == card
+    sizes = [GPUS[size].usable_bytes if isinstance(size, str) else round(size * 2**30) for size in usable or ()]
+    assert said.usable == ((sizes[0], sizes[-1]) if sizes else None)
     boundary = {"metric": "fits", "value_gib": ""}
-    assert bool(lacks_of(**cells | boundary)) is not same
+    assert bool(lacks_of(**cells | boundary)) is (usable is None)
 
 
 # -- scores ----------------------------------------------------------------------------------------

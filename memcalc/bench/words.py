@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.allocator_options import AllocatorOptions
-from memcalc.bench.cards import gpu_of
+from memcalc.bench.cards import card_of
 from memcalc.bench.layouts import strategy_of
+from memcalc.bench.lengths import settle_length
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
@@ -47,8 +48,8 @@ class Said:
     assumptions: tuple[str, ...]
     lacks: tuple[Lack, ...]
     allocator: AllocatorOptions
-    same_card: bool
-    """The plan's card has the memory of the row's, so that a verdict and a full card mean something."""
+    usable: Bounds | None
+    """Bytes torch can use of the row's card, so that a verdict and a full card mean something; None: not known."""
     context: Bounds | None = None
     """Bytes outside of torch that the source itself states."""
 
@@ -56,8 +57,9 @@ class Said:
 def say(row: Row) -> Said:
     """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
+    settle_length(reading)
     built = model_of(reading)
-    gpu, same_card = gpu_of(reading)
+    gpu, usable = card_of(reading)
     plan = _plan(reading, built, gpu)
     context = _context(reading) if row.meter == "device" else None
     allocator = AllocatorOptions.parse("" if row.meter == "allocated" else reading.default("allocator"))
@@ -68,7 +70,7 @@ def say(row: Row) -> Said:
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
         allocator=allocator,
-        same_card=same_card,
+        usable=usable,
         context=context,
     )
 
