@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,14 @@ def test_c30_factors_that_are_no_whole_number_and_three_matrices() -> None:
     model = MODELS["llama-2-70b"]
     assert model.ffn / model.hidden == 3.5
     assert parameters(trained(model, tokens=8)) == 68_976_648_192
+
+
+def test_every_case_of_the_page_has_a_test_and_no_other() -> None:
+    here = Path(__file__).parent
+    page = (here.parent / "docs" / "validation" / "cases.md").read_text(encoding="utf-8")
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in here.glob("test_cases_*.py"))
+    listed = re.findall(r"^\| C(\d\d) \|", page, re.MULTILINE)
+    assert listed == sorted(set(re.findall(r"^def test_c(\d\d)_", tests, re.MULTILINE)))
 
 
 @pytest.mark.parametrize(
