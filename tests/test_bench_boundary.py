@@ -16,6 +16,7 @@ from memcalc.bench.run import score
 from memcalc.bench.score import Score
 from memcalc.bench.words import say
 from memcalc.cli.app import app
+from memcalc.cli.bench import FACTS
 from memcalc.errors import FileError
 from memcalc.estimate import estimate
 from memcalc.ledger import ledger
@@ -116,6 +117,15 @@ def test_counts_by_hand() -> None:
         "messages": 2, "messages_reached": 1,
     }  # fmt: skip
     assert outcomes([made("nvidia-smi", "fits"), rows[-2]]) is None
+
+
+def test_outcomes_of_published_runs_are_not_lost() -> None:
+    """The bars of all such reports: 9 of 10 open ones refused, 9 of 10 that fitted accepted, no message above the peak."""
+    found = outcomes(score(row) for row in read_rows(FACTS))
+    assert found is not None
+    assert found.open_refused >= 0.9 * found.open_ooms > 0
+    assert found.fitted_accepted >= 0.9 * found.fitted > 0
+    assert found.messages_reached == found.messages > 0
 
 
 def test_the_command_shows_them(tmp_path: Path) -> None:
