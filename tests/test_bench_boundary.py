@@ -22,7 +22,7 @@ from memcalc.estimate import estimate
 from memcalc.ledger import ledger
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from tests.test_bench import GPT2, LLAMA, lacks_of, plan_of, row_of, text_of
+from tests.published_rows import GPT2, LLAMA, lacks_of, plan_of, row_of, text_of
 
 OOM = {"metric": "OOM", "value_gib": ""}
 GIB = 2**30
