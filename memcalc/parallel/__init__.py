@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memcalc.parallel.before import build_whole, resume
 from memcalc.parallel.ddp import Ddp
 from memcalc.parallel.flat_shard import FlatShard
 from memcalc.parallel.flat_units import FlatUnits
@@ -35,7 +36,9 @@ __all__ = [
     "Zero0",
     "Zero3",
     "ZeroBf16",
+    "build_whole",
     "make",
+    "resume",
     "shard_units",
 ]
 

@@ -25,6 +25,8 @@ class Replicated:
         self.grads: dict[str, Storage] = {}
         self.away = plan.strategy_row.gathers and plan.offload.on
         """FSDP keeps shards, their gradients and states on the host, and updates them there."""
+        self.whole: dict[str, Storage] = {}
+        """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
 
@@ -34,6 +36,8 @@ class Replicated:
         """Parameters, optimizer states and whatever else lives between steps."""
         if not self.away:
             self.parameters()
+        self.tape.moment = "start"
+        if not self.away:
             self.optimizer_states()
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
@@ -45,6 +49,7 @@ class Replicated:
     def parameters(self) -> None:
         for weight in self.weights:
             self.hold(weight.name, self.local_shape(weight), "parameters")
+            self.whole.pop(weight.name, None)
 
     def optimizer_states(self) -> None:
         for weight in self.updated():
