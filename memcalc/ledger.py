@@ -110,13 +110,13 @@ class _Step:
             weights = [
                 Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
             ]
-        if stage.of > 1:
-            self.links = Links(plan, stage, self.crossing(weights))
-            weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
+        self.links = Links(plan, stage, self.crossing(weights))
+        weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
         self.tape = self.new_tape(weights)
         runs = [part.stop - part.start for part in stage.chunks] if stage.of > 1 else []
         self.units = shard_units(weights, max(plan.checkpoint_every, 1), runs)
         self.hooks: Replicated = make(self.tape, plan, self.units)
+        self.hooks.through_optimizer = stage.last
         self.tape.gradient = self.hooks.gradient
 
     def new_tape(self, weights: list[Weight]) -> Tape:
@@ -135,6 +135,8 @@ class _Step:
 
     def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of what one stage hands to the next: all blocks take what the first one takes."""
+        if self.stage.of == 1:
+            return (0,), "float32"
         self.tape = self.new_tape(weights)
         x = self.plan.family.enter(self.tape, self.local, self.make_batch()[0])
         return x.shape, x.dtype
@@ -145,8 +147,7 @@ class _Step:
         self.hooks.states()
         self.standing = plan.family.standing(tape, self.local)
         resume(tape, plan, self.hooks)
-        if stage.of > 1:
-            self.links.open(tape)
+        self.links.open(tape)
         self.batch = self.make_batch()
         where = (layout.schedule, stage.index, stage.of)
         eager = plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch
@@ -161,8 +162,7 @@ class _Step:
                     tape.repeat(since, plan.accumulation - rounds + 1)
             else:
                 self.backward_pass(stage.chunks[chunk], flights.pop((micro_batch, chunk)))
-        if stage.of > 1:
-            self.links.close()
+        self.links.close()
         tape.moment = "step"
         self.hooks.step()
         self.hooks.zero_grad()
@@ -201,8 +201,7 @@ class _Step:
                 loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
                 if self.plan.keep_logits or self.plan.layout.copied_logits:
                     flight.kept.append(output.storage)
-                if self.stage.of > 1:
-                    self.links.keep_logits(output)
+                self.links.keep_logits(output)
                 del output
                 flight.output = loss
             else:

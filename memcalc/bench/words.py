@@ -14,11 +14,13 @@ from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
+from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.models import FAMILIES
 from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
 from memcalc.spec import Model
+from memcalc.strategies import STRATEGIES
 
 __all__ = ["Said", "say"]
 
@@ -41,6 +43,8 @@ class Said:
     lacks: tuple[Lack, ...]
     usable: Bounds | None
     """Bytes torch can use of the row's card, so that a verdict and a full card mean something; None: not known."""
+    stage: int | None = None
+    """The pipeline stage that was read; None: the fullest."""
     context: Bounds | None = None
     """Bytes outside of torch that the source itself states."""
 
@@ -60,6 +64,7 @@ def say(row: Row) -> Said:
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
         usable=usable,
+        stage=_stage(reading, plan),
         context=context,
     )
 
@@ -95,11 +100,23 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             torch=torch,
             allocator=reading.default("allocator"),
             layout=layout,
+            deepspeed=_deepspeed(reading, strategy),
             **fields,
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
         return None
+
+
+def _deepspeed(reading: Reading, strategy: str) -> DeepSpeed:
+    if STRATEGIES[strategy].stage is None:
+        return DeepSpeed()
+    return DeepSpeed(
+        contiguous_gradients=reading.default("contiguous") != "no",
+        flatten="host" if reading.default("flatten") == "host" else "device",
+        grad_accum_dtype="float32" if reading.row["grad_dtype"] == "fp32" else "weights",
+        pipeline_engine=reading.default("pipeline_engine") == "yes",
+    )
 
 
 def _extras(reading: Reading) -> None:
@@ -123,6 +140,15 @@ def _torch(reading: Reading) -> str:
     since = "{}.{}".format(*FUSED_RMS_NORM_SINCE)
     reading.assume(f"torch.compile is counted as eager, its norms as the one kernel eager has from torch {since} on")
     return max(release, since, key=lambda text: tuple(map(int, text.split("."))))
+
+
+def _stage(reading: Reading, plan: Plan | None) -> int | None:
+    """Whether a run fits is decided by the fullest stage, whichever was read."""
+    if plan is None or plan.layout.pipeline == 1 or reading.row.meter == "boundary":
+        return None
+    if re.search(r"last pipeline stage|last rank", reading.row["notes"]):
+        return plan.layout.pipeline - 1
+    return 0 if reading.default("stage") == "first" else None
 
 
 def _context(reading: Reading) -> Bounds | None:

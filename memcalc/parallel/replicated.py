@@ -29,6 +29,8 @@ class Replicated:
         """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
+        self.through_optimizer = True
+        """False where the pipeline's engine calls autograd itself and not ``optimizer.backward`` (DeepSpeed)."""
 
     # -- what lives between steps ------------------------------------------------------------------
 
