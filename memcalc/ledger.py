@@ -195,13 +195,13 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if self.plan.layout.copied_logits:
+                if self.plan.layout.float32_logits:
                     output = ops.cast(tape, output, "float32", "logits")
                 opaque = self.plan.family.opaque
-                loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
-                if self.plan.keep_logits or self.plan.layout.copied_logits:
-                    flight.kept.append(output.storage)
                 self.links.keep_logits(output)
+                loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
+                if self.plan.keep_logits or self.plan.layout.float32_logits:
+                    flight.kept.append(output.storage)
                 del output
                 flight.output = loss
             else:

@@ -355,7 +355,7 @@ def divided(draw: st.DrawFn) -> Plan:
     layout = Layout(
         tensor=tensor, sequence=tensor > 1 and draw(st.booleans()), context=context,
         loss_parallel=tensor > 1 and not megatron and draw(st.booleans()),
-        copied_logits=megatron and draw(st.booleans()),
+        float32_logits=megatron and draw(st.booleans()),
     )  # fmt: skip
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(

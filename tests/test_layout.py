@@ -93,7 +93,7 @@ def test_megatrons_loss_holds_six_bytes_a_logit_and_its_first_form_ten() -> None
         found = []
         for vocab in (80_000, 160_000):
             plan = planned(
-                dataclasses.replace(GPT, layers=1, vocab=vocab), layout=Layout(tensor=8, copied_logits=copied)
+                dataclasses.replace(GPT, layers=1, vocab=vocab), layout=Layout(tensor=8, float32_logits=copied)
             )
             found.append(ledger(plan).peak().bytes)
         return (found[1] - found[0]) / 10_000 - (2 + 4) * H
@@ -110,7 +110,7 @@ def test_megatrons_loss_holds_six_bytes_a_logit_and_its_first_form_ten() -> None
         ("gpt2", Layout(sequence=True), "sequence parallel divides tokens over the ranks of tensor parallel"),
         ("t5-base", Layout(tensor=2), "memcalc cannot divide the products of t5"),
         ("gpt2", Layout(context=3), "512 tokens do not divide over 3 ranks"),
-        ("gpt2", Layout(copied_logits=True), "copied logits: gpt2 has no loss of Megatron's"),
+        ("gpt2", Layout(float32_logits=True), "float32 logits: gpt2 has no loss of Megatron's"),
         ("mixtral-8x7b", Layout(expert=3), "expert parallel 3 does not divide 8 experts of mixtral-8x7b"),
         ("gpt2", Layout(expert=2), "expert parallel 2 does not divide 0 experts of gpt2"),
     ],

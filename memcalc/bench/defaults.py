@@ -144,7 +144,7 @@ FRAMEWORKS = (
             "flatten": Default("host", "deepspeed/runtime/zero/stage2.py, 0.4 to 0.6: move_to_cpu"),
             "contiguous": Default("no", "deepspeed/runtime/engine.py, 0.4.4 to 0.12: not in stage 1"),
             "optimizer_kind": Default("fused", "megatron/optimizer/__init__.py: apex.optimizers.FusedAdam"),
-            "loss": Default("copied", "megatron/mpu/cross_entropy.py: vocab_parallel_logits.clone()"),
+            "loss": Default("made float32 by the model", "megatron/model/gpt_model.py, GPTModelPipe: float16_to_fp32"),
             "torch": Default("1.12", "torch 1.8 to 1.11; memcalc's oldest"),
         },
     ),

@@ -111,7 +111,7 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
         tensor=tensor,
         sequence=tensor > 1 and bool(says_so),
         loss_parallel=tensor > 1 and reading.default("loss_parallel") == "yes",
-        copied_logits=reading.default("loss") == "copied",
+        float32_logits=reading.default("loss") == "made float32 by the model",
         context=degrees.get("cp") or 1,
         pipeline=pipeline,
         chunks=chunks if pipeline > 1 else 1,
