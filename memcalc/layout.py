@@ -38,6 +38,8 @@ class Layout(Group):
     ends: bool = knob(
         False, "--pipeline-ends", "Count embedding and head as a layer each when a pipeline divides layers."
     )
+    first_layers: int = knob(0, "--pipeline-first-layers", "Layers of the first stretch; 0 for as many as the others.")
+    last_layers: int = knob(0, "--pipeline-last-layers", "Layers of the last stretch; 0 for as many as the others.")
 
     @property
     def model_parallel(self) -> int:
@@ -102,9 +104,9 @@ class Layout(Group):
                 "interleaved, and no other, has 2 or more on each rank"
             )
         if self.pipeline == 1:
-            if self.chunks > 1 or self.ends:
+            if self.chunks > 1 or self.ends or self.first_layers or self.last_layers:
                 raise PlanError(
-                    "pipeline chunks and ends say how a pipeline divides layers, but pipeline parallel is 1"
+                    "pipeline chunks, ends, first and last layers say how a pipeline divides, but pipeline parallel is 1"
                 )
             return
         if plan.family.reads != "tokens" or plan.family.sequences > 1:
@@ -116,10 +118,14 @@ class Layout(Group):
         if plan.offload.on:
             raise PlanError("pipeline parallel with offloaded tensors is not known to memcalc; leave one of them out")
         parts, layers = self.pipeline * self.chunks, plan.model.blocks + 2 * self.ends
-        if layers < parts:
+        stated = [count for count in (self.first_layers, self.last_layers) if count]
+        if layers - sum(stated) < parts - len(stated) or (len(stated) == parts and sum(stated) != plan.model.blocks):
             raise PlanError(
                 f"{plan.model.blocks} layers do not go round pipeline {self.pipeline} x chunks {self.chunks} = {parts}"
+                + f", {' and '.join(map(str, stated))} of them given" * bool(stated)
             )
+        if stated and self.ends:
+            raise PlanError("pipeline ends count in an equal division, not where first or last layers are given")
 
     def untrained(self, plan: Plan) -> str:
         return "with tensor, context, pipeline or expert parallel" if self.model_parallel * self.expert > 1 else ""

@@ -27,6 +27,10 @@ def communicators(plan: Plan) -> dict[str, int]:
     Each makes one NCCL communicator at its first collective (ProcessGroupNCCL.cpp, initNCCLComm); two groups
     share none, because torch sets no ``splitShare`` (pytorch#129865).
 
+    Megatron and DeepSpeed have a barrier of all ranks, take norms over tensor and pipeline ranks together, and sum the
+    gradients of a tied head over first and last stage (megatron/core/parallel_state.py and distributed/
+    finalize_model_grads.py; deepspeed/runtime/pipe/engine.py, module.py and topology.py).
+
     >>> from memcalc.models import MODELS
     >>> communicators(Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1, ranks=8, strategy="ddp"))
     {'data': 8}
@@ -34,6 +38,13 @@ def communicators(plan: Plan) -> dict[str, int]:
     degrees = {axis: getattr(plan.layout, axis, 1) for axis in _AXES}
     model_parallel = degrees["tensor"] * degrees["context"] * degrees["pipeline"]
     groups = {"data": plan.ranks // model_parallel, **degrees}
+    engine = plan.strategy_row.engine
+    if model_parallel > 1 and engine in ("megatron", "deepspeed"):
+        groups |= {"model": degrees["tensor"] * degrees["pipeline"], "world": plan.ranks}
+        if degrees["pipeline"] > 1 and plan.model.tied:
+            groups["tied head"] = 2
+        if engine == "deepspeed":  # a second group of the same ranks, for what its pipeline engine partitions
+            groups["slice"] = degrees["tensor"] if degrees["pipeline"] > 1 else 1
     return {name: size for name, size in groups.items() if size > 1}
 
 

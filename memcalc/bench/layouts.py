@@ -107,6 +107,15 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
     tensor, chunks = degrees.get("tp") or 1, degrees.get("vp") or 1
     says_so = re.search(r"\bsequence parallel", reading.row["notes"]) or reading.default("sequence") == "yes"
     pipeline = degrees.get("pp") or 1
+    # Megatron's functional tests say --num-layers-per-virtual-pipeline-stage, but for five of mixtures of experts.
+    each, layers = re.search(r"virtual pipeline (\d{1,4})", reading.row["notes"]), reading.row.whole("layers")
+    if each and layers and int(each[1]):
+        chunks = layers // (pipeline * int(each[1]))
+    ends = {
+        f"{end}_layers": int(found[1]) if found else 0
+        for end in ("first", "last")
+        for found in [re.search(rf"decoder-{end}-pipeline-num-layers=(\d{{1,4}})", reading.row["notes"])]
+    }
     return Layout(
         tensor=tensor,
         sequence=tensor > 1 and bool(says_so),
@@ -116,6 +125,7 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
         pipeline=pipeline,
         chunks=chunks if pipeline > 1 else 1,
         schedule="interleaved" if pipeline > 1 and chunks > 1 else "1f1b",
+        **ends,
         ends=pipeline > 1 and bool(re.search(r"transformer\|embedding", reading.row["notes"])),
     )
 

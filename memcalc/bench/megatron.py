@@ -22,7 +22,7 @@ _NEUTRAL = {
     "attention-backend", "attention-softmax-in-fp32", "overlap-grad-reduce", "overlap-param-gather",
     "no-gradient-accumulation-fusion", "calculate-per-token-loss", "ffn-hidden-size", "num-distributed-optimizer-instances",
     "no-create-attention-mask-in-dataloader", "recompute-granularity", "recompute-method", "recompute-num-layers",
-    "num-query-groups",
+    "num-query-groups", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
 }  # fmt: skip
 _MODEL = {
     "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear", "position-embedding-type", "kv-channels",
@@ -49,7 +49,7 @@ def megatron_model(reading: Reading, numbers: dict[str, Any]) -> Model:
     """The model of a row whose shapes are known."""
     flags = flags_of(reading)
     for name in flags:
-        if name not in _NEUTRAL and name not in _MODEL:
+        if name not in _NEUTRAL and name not in _MODEL and not name.startswith("virtual pipeline"):
             reading.lack(f"Megatron's --{name}")
     bigscience = reading.row["model"].startswith("Megatron-DeepSpeed") and "bigscience" in reading.row.source
     large = bigscience and numbers["vocab"] > 200_000
