@@ -48,7 +48,7 @@ def host_tensors(plan: Plan) -> list[HostTensor]:
     weights = plan.family.weights(plan.model)
     if plan.strategy_row.gathers:
         return _fsdp(plan, weights)
-    return _zero_3(plan, weights) if plan.strategy_row.stage == 3 else _zero(plan, weights)
+    return _zero_3(plan, weights) if plan.strategy_row.zero_stage == 3 else _zero(plan, weights)
 
 
 def _fsdp(plan: Plan, weights: list[Weight]) -> list[HostTensor]:
@@ -76,8 +76,8 @@ def _fsdp(plan: Plan, weights: list[Weight]) -> list[HostTensor]:
 def _zero(plan: Plan, weights: list[Weight]) -> list[HostTensor]:
     """deepspeed/runtime/zero/stage_1_and_2.py with ``cpu_offload``; the states are made by DeepSpeedCPUAdam."""
     low, pin = DTYPE_BYTES[plan.precision_row.weights], plan.offload.pin_memory
-    order = round_robin(weights, plan.ranks) if plan.deepspeed.round_robin_gradients else weights
-    partition = zero_partition(sum(weight.numel for weight in order), plan.ranks)
+    order = round_robin(weights, plan.shards) if plan.deepspeed.round_robin_gradients else weights
+    partition = zero_partition(sum(weight.numel for weight in order), plan.shards)
     found = [
         HostTensor("float32 partition", FLOAT * partition, pin),
         HostTensor("float32 gradient", FLOAT * partition, pin),
@@ -90,7 +90,7 @@ def _zero(plan: Plan, weights: list[Weight]) -> list[HostTensor]:
     found.append(HostTensor("gradient on its way", low * max(weight.numel for weight in weights), pin))
     if plan.accumulation > 1:  # whole weights, wherever the partition has a part of them
         slices = partition_slices(order, partition)
-        touched = [[w for w in weights if any(rank == r for rank, _ in slices[w.name])] for r in range(plan.ranks)]
+        touched = [[w for w in weights if any(rank == r for rank, _ in slices[w.name])] for r in range(plan.shards)]
         fullest = max(touched, key=lambda part: sum(pinned(low * weight.numel) for weight in part))
         found += [HostTensor(f"{weight.name} summed gradient", low * weight.numel, pin) for weight in fullest]
     return found
@@ -99,7 +99,7 @@ def _zero(plan: Plan, weights: list[Weight]) -> list[HostTensor]:
 def _zero_3(plan: Plan, weights: list[Weight]) -> list[HostTensor]:
     """deepspeed/runtime/zero/stage3.py; NVMe keeps buffers of the swappers of deepspeed/runtime/swap_tensor."""
     offload, low = plan.offload, DTYPE_BYTES[plan.precision_row.weights]
-    groups = sub_groups(weights, plan.ranks, plan.deepspeed.sub_group_size)
+    groups = sub_groups(weights, plan.shards, plan.deepspeed.sub_group_size)
     total, pin, found = sum(groups), offload.pin_memory, []
     if offload.parameters != "none":
         kept = total if offload.parameters == "cpu" else min(total, offload.max_in_cpu)

@@ -24,21 +24,25 @@ class Strategy:
     """Frees a block's gathered parameters after its forward pass and gathers them again for backward."""
     buckets: bool = False
     """DDP's flat gradient buckets, kept for the whole run."""
-    stage: int | None = None
+    zero_stage: int | None = None
     """DeepSpeed's ZeRO stage, 0 to 3."""
     replicates: bool = False
     """Shards within a group of ranks and keeps a copy of the shards in every group (HSDP)."""
     flat_units: bool = False
     """FSDP 1's flat parameters: a unit's gradients are put together at the end of its backward."""
+    main_grads: bool = False
+    """Megatron-LM's buffer of gradients, beside which there are no others; its precisions are fp32 and those with masters."""
     masters: bool = False
     """Can keep float32 master copies of 16-bit weights (the precisions that say so)."""
+    engine: str = "torch"
+    """What runs it as a pipeline (the names in memcalc/engines.py)."""
     backend: str = ""
     """Module in trainers/backends; blank where memcalc can estimate the strategy but not run it."""
 
     @property
     def gathers(self) -> bool:
         """FSDP gathers parameters unit by unit before use; DeepSpeed's stage 3 does so module by module."""
-        return self.shards_parameters and self.stage is None
+        return self.shards_parameters and self.zero_stage is None
 
 
 STRATEGIES: Catalog[Strategy] = Catalog(
@@ -100,21 +104,29 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             replicates=True,
             backend="fsdp",
         ),
-        Strategy(name="deepspeed-0", summary="DeepSpeed with nothing divided (ZeRO stage 0)", stage=0, masters=True),
+        Strategy(
+            name="deepspeed-0",
+            summary="DeepSpeed with nothing divided (ZeRO stage 0)",
+            zero_stage=0,
+            masters=True,
+            engine="deepspeed",
+        ),
         Strategy(
             name="deepspeed-1",
             summary="DeepSpeed with master copies and states divided (ZeRO stage 1)",
             shards_optimizer=True,
-            stage=1,
+            zero_stage=1,
             masters=True,
+            engine="deepspeed",
         ),
         Strategy(
             name="deepspeed-2",
             summary="DeepSpeed with gradients divided as well (ZeRO stage 2)",
             shards_gradients=True,
             shards_optimizer=True,
-            stage=2,
+            zero_stage=2,
             masters=True,
+            engine="deepspeed",
         ),
         Strategy(
             name="deepspeed-3",
@@ -123,8 +135,24 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             shards_gradients=True,
             shards_optimizer=True,
             reshards=True,
-            stage=3,
+            zero_stage=3,
             masters=True,
+            engine="deepspeed",
+        ),
+        Strategy(
+            name="megatron-ddp",
+            summary="Megatron-LM: a full copy per rank; gradients are summed in one buffer",
+            main_grads=True,
+            masters=True,
+            engine="megatron",
+        ),
+        Strategy(
+            name="megatron-distributed",
+            summary="Megatron-LM's distributed optimizer: the same with master copies and states divided",
+            shards_optimizer=True,
+            main_grads=True,
+            masters=True,
+            engine="megatron",
         ),
     ],
     aliases={

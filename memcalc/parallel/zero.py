@@ -27,14 +27,14 @@ class Zero(Replicated):
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         super().__init__(tape, plan, units)
-        self.stage, self.knobs = plan.strategy_row.stage or 0, plan.deepspeed
+        self.stage, self.knobs = plan.strategy_row.zero_stage or 0, plan.deepspeed
         self.offloads = plan.offload.optimizer != "none"
         self.contiguous = self.knobs.contiguous_gradients or self.offloads
         self.overlaps = self.knobs.overlaps(self.stage)
-        order = round_robin(self.weights, plan.ranks) if self.knobs.round_robin_gradients else self.weights
-        self.partition = zero_partition(sum(weight.numel for weight in order), plan.ranks)
+        order = round_robin(self.weights, plan.shards) if self.knobs.round_robin_gradients else self.weights
+        self.partition = zero_partition(sum(weight.numel for weight in order), plan.shards)
         self.slices = partition_slices(order, self.partition)
-        touched = [0] * plan.ranks
+        touched = [0] * plan.shards
         for weight in order:
             for rank, _ in self.slices[weight.name]:
                 touched[rank] += weight.numel
@@ -59,7 +59,7 @@ class Zero(Replicated):
         originals = [self.temporary(weight.name, weight.numel, self.dtype) for weight in self.weights]
         if self.knobs.flatten == "host":
             originals.clear()
-        self.hold("flat weights", (self.partition * self.plan.ranks,), "parameters")
+        self.hold("flat weights", (self.partition * self.plan.shards,), "parameters")
         originals.clear()
 
     def optimizer_states(self) -> None:
@@ -166,7 +166,8 @@ class Zero(Replicated):
             return  # gradients stay on the rank, and the bucket with them
         if self.stage == 1 and not self.overlaps:
             for weight in self.weights:
-                self.reduce_later(weight, self.grads.pop(weight.name))
+                if weight.name in self.grads:  # a stage may hold a weight that nothing on it uses
+                    self.reduce_later(weight, self.grads.pop(weight.name))
         self.reduce()
         self.summed = self.summed or self.new
         self.new = None
@@ -190,8 +191,8 @@ class Zero(Replicated):
         self.grads.clear()
         self.temporaries([(self.partition,)], "float32")
         del gradient
-        if self.plan.torch_version < GATHERS_IN_PLACE_SINCE and self.plan.ranks > 1:
-            whole = self.partition * self.plan.ranks
+        if self.plan.torch_version < GATHERS_IN_PLACE_SINCE and self.plan.shards > 1:
+            whole = self.partition * self.plan.shards
             shards = max(1, whole // self.knobs.allgather_bucket_size)
             gathered = self.temporary("gathered weights", -(-whole // shards), self.dtype, "communication")
             del gathered

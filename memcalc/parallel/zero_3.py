@@ -24,12 +24,12 @@ class Zero3(Replicated):
         super().__init__(tape, plan, units)
         self.knobs, self.offload = plan.deepspeed, plan.offload
         self.summed = "float32" if self.knobs.grad_accum_dtype == "float32" else self.dtype
-        self.groups = sub_groups(self.weights, plan.ranks, self.knobs.sub_group_size)
+        self.groups = sub_groups(self.weights, plan.shards, self.knobs.sub_group_size)
         self.partition = sum(self.groups)
         self.persistent = self._persistent()
         self.modules = Fetching(self.knobs, {weight.name for weight in self.persistent}, self.temporary, self.start)
         # A model of unknown layers is one tensor, whose gathers would say nothing.
-        if plan.ranks > 1 and not (plan.family.opaque and not plan.model.layers):
+        if plan.shards > 1 and not (plan.family.opaque and not plan.model.layers):
             tape.modules = self.modules
         self.kept: list[Storage] = []
         self.bucket: list[Weight] = []
@@ -38,7 +38,7 @@ class Zero3(Replicated):
 
     def part(self, weight: Weight) -> int:
         """Elements of a weight that a rank holds."""
-        return -(-weight.numel // self.plan.ranks)
+        return -(-weight.numel // self.plan.shards)
 
     def _persistent(self) -> list[Weight]:
         found, total = [], 0
@@ -82,15 +82,15 @@ class Zero3(Replicated):
         return self.tape.allocate(name, (numel,), dtype or self.dtype, category, batched=False)
 
     def gather_persistent(self) -> None:
-        if self.plan.ranks > 1:
+        if self.plan.shards > 1:
             self.kept = [
-                self.temporary(f"{weight.name} persistent", self.part(weight) * self.plan.ranks)
+                self.temporary(f"{weight.name} persistent", self.part(weight) * self.plan.shards)
                 for weight in self.persistent
             ]
 
     def start(self, weights: list[Weight]) -> Gather:
         """An all-gather; offloaded partitions are first brought to the device."""
-        flat = self.temporary(f"{weights[0].name} gather", sum(map(self.part, weights)) * self.plan.ranks)
+        flat = self.temporary(f"{weights[0].name} gather", sum(map(self.part, weights)) * self.plan.shards)
         if self.offload.parameters != "none":
             brought = [self.temporary(f"{weight.name} from the host", self.part(weight)) for weight in weights]
             brought.clear()
@@ -113,10 +113,10 @@ class Zero3(Replicated):
     def reduce(self) -> None:
         """Reduce-scatter a copy of the bucket, in which the ranks' parts lie together, into the gradient partitions."""
         in_place = not self.knobs.reduce_scatter and self.knobs.contiguous_gradients and not self.waiting
-        alone = len(self.bucket) == 1 and self.bucket[0].numel % self.plan.ranks == 0
+        alone = len(self.bucket) == 1 and self.bucket[0].numel % self.plan.shards == 0
         copy = None
         if not in_place and not alone:
-            copy = self.temporary("reduce-scatter input", sum(map(self.part, self.bucket)) * self.plan.ranks)
+            copy = self.temporary("reduce-scatter input", sum(map(self.part, self.bucket)) * self.plan.shards)
         if self.summed != self.dtype:
             parts = [self.temporary(f"{w.name} part", self.part(w), self.summed) for w in self.bucket]
             parts.clear()

@@ -19,7 +19,7 @@ class ZeroBf16(Zero):
     def optimizer_states(self) -> None:
         flat = Weight("float32 partition", (self.partition,))
         self.hold(flat.name, flat.shape, "optimizer", "float32")
-        self.hold("float32 gradients", (self.partition * self.plan.ranks,), "gradients", "float32")
+        self.hold("float32 gradients", (self.partition * self.plan.shards,), "gradients", "float32")
         self.hold_states(flat, "float32")
         self.tape.moment = "start"
 
@@ -31,7 +31,7 @@ class ZeroBf16(Zero):
             cast = self.temporary(f"{weight.name} float32 gradient", weight.numel, "float32")
             del cast
         if self.sync:  # communication_data_type is the weights' own
-            cast = self.temporary("gradients to reduce", self.partition * self.plan.ranks, self.dtype, "communication")
+            cast = self.temporary("gradients to reduce", self.partition * self.plan.shards, self.dtype, "communication")
             del cast
 
     def step(self) -> None:
