@@ -8,6 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memcalc.deepspeed import DeepSpeed
 from memcalc.estimate import estimate
 from memcalc.layout import Layout
 from memcalc.ledger import ledger, peaks
@@ -134,7 +135,8 @@ def test_the_fullest_rank_holds_an_equal_share_or_more_and_never_more_than_every
 @given(plans(max_ranks=6))
 def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
     # ZeRO-1 packs whole tensors greedily: with more ranks the fullest may hold more of them, and so more rounding.
-    if plan.strategy in ("single", "zero-1"):
+    # DeepSpeed keeps gradients of whole weights where a boundary cuts one; Megatron's padding grows with the ranks.
+    if plan.strategy in ("single", "zero-1", "deepspeed-1", "deepspeed-2", "megatron-distributed"):
         return
     plan = with_states_that_divide(divided_by_strategy_alone(plan))
     assert model_states(replaced(plan, ranks=plan.ranks + 1)) <= model_states(plan)
@@ -216,3 +218,30 @@ def test_weights_are_named_once_and_belong_to_a_block_or_the_root(plan: Plan) ->
     weights = FAMILIES[plan.model.family].weights(plan.model)
     assert len({weight.name for weight in weights}) == len(weights)
     assert estimate(plan).parameters == sum(weight.numel for weight in weights)
+
+
+@given(shaped_models(), st.integers(1, 6), st.sampled_from(["bf16-master", "fp16-master"]))
+def test_each_stage_of_zero_holds_no_more_than_the_one_before(model: Model, ranks: int, precision: str) -> None:
+    plan = Plan(
+        model=model, strategy="deepspeed-0", ranks=ranks, precision=precision, optimizer_kind="fused", micro_batch=1,
+        tokens=1 if model.context else 0, device="cpu", deepspeed=DeepSpeed(reduce_bucket_size=1),
+    )  # fmt: skip
+    held = [model_states(replaced(plan, strategy=f"deepspeed-{stage}")) for stage in range(4)]
+    weights = FAMILIES[model.family].weights(model)
+    # Padding to two elements a rank, or in stage 3 of each weight to the ranks, at 16 bytes and less an element.
+    slack = 16 * 2 * ranks * (1 + len(weights))
+    assert held[0] + slack >= held[1]
+    assert held[1] == held[2]  # before the step; in backward stage 1 holds all gradients
+    assert held[2] + slack >= held[3]
+
+
+@given(st.integers(10, 10**9), st.integers(1, 64))
+def test_zero_holds_what_its_authors_say(count: int, ranks: int) -> None:
+    """Rajbhandari et al. 2020, ZeRO, section 3.1 and figure 1: 2 + 2 + 12 bytes a parameter, of which stage 1 divides
+    the 12, stage 2 the gradients' 2 as well, and stage 3 all."""
+    model = Model(name="n", family="size", parameters=count)
+    plan = Plan(model=model, ranks=ranks, strategy="deepspeed-0", precision="fp16-master", optimizer="adam")
+    share = count / ranks
+    for stage, said in ((0, 16 * count), (2, 2 * count + 14 * share), (3, 16 * share)):
+        found = model_states(replaced(plan, strategy=f"deepspeed-{stage}"))
+        assert said <= found <= said + 16 * 2 * ranks + 512 * 8
