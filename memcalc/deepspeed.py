@@ -91,9 +91,11 @@ class DeepSpeed(Group):
 
     def check(self, plan: Plan) -> None:
         row = plan.strategy_row
-        if row.stage is None:
+        if row.zero_stage is None:
             return
         precision = plan.precision_row
+        if row.zero_stage > 1 and plan.layout.pipeline > 1:
+            raise PlanError(f"{row.name} divides gradients, which DeepSpeed's pipeline needs whole; take deepspeed-1")
         if not precision.master and (precision.weights, precision.compute) != ("float32", "float32"):
             raise PlanError(
                 f"{row.name} with {plan.precision}: DeepSpeed keeps float32 masters of 16-bit weights; "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import gcd
 from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
@@ -48,15 +49,15 @@ class Fsdp(Group):
     )
 
     def check(self, plan: Plan) -> None:
-        row = plan.strategy_row
-        if row.replicates and plan.same_weights % self.groups(plan):
-            raise PlanError(f"{plan.same_weights} ranks do not divide over {self.groups(plan)} replicas")
+        ranks, groups = plan.data_parallel * plan.layout.context, self.groups(plan)
+        if ranks % groups:
+            raise PlanError(f"{ranks} ranks do not divide over {groups} replicas")
 
     def groups(self, plan: Plan) -> int:
         """Groups of ranks that each hold all shards: as many as nodes unless said otherwise."""
         if not plan.strategy_row.replicates:
             return 1
-        return self.replicas or plan.nodes
+        return self.replicas or gcd(plan.nodes, plan.data_parallel * plan.layout.context)
 
     def untrained(self, plan: Plan) -> str:
         if not plan.strategy_row.gathers:

@@ -48,7 +48,7 @@ def host_tensors(plan: Plan) -> list[HostTensor]:
     weights = plan.family.weights(plan.model)
     if plan.strategy_row.gathers:
         return _fsdp(plan, weights)
-    return _zero_3(plan, weights) if plan.strategy_row.stage == 3 else _zero(plan, weights)
+    return _zero_3(plan, weights) if plan.strategy_row.zero_stage == 3 else _zero(plan, weights)
 
 
 def _fsdp(plan: Plan, weights: list[Weight]) -> list[HostTensor]:

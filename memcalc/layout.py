@@ -113,7 +113,7 @@ class Layout(Group):
             raise PlanError(
                 f"pipeline parallel divides models that read one sequence of tokens, not {plan.family.name}"
             )
-        if (plan.strategy_row.stage or 0) > 1:  # an assertion of deepspeed/runtime/pipe/engine.py
+        if (plan.strategy_row.zero_stage or 0) > 1:  # an assertion of deepspeed/runtime/pipe/engine.py
             raise PlanError(f"{plan.strategy} does not work with pipeline parallel; take deepspeed-1")
         if plan.offload.on:
             raise PlanError("pipeline parallel with offloaded tensors is not known to memcalc; leave one of them out")

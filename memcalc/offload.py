@@ -53,11 +53,11 @@ class Offload(Group):
                     "give --offload-parameters cpu and --offload-optimizer cpu"
                 )
             return
-        if not row.stage:
+        if not row.zero_stage:
             raise PlanError(f"strategy {row.name} cannot offload; deepspeed-1 to deepspeed-3 and fsdp-full-shard can")
-        if self.parameters != "none" and row.stage < 3:
+        if self.parameters != "none" and row.zero_stage < 3:
             raise PlanError(f"{row.name} cannot offload parameters, which are not divided; take deepspeed-3")
-        if self.optimizer == "nvme" and row.stage < 3:
+        if self.optimizer == "nvme" and row.zero_stage < 3:
             raise PlanError(f"{row.name} cannot offload to nvme; take --offload-optimizer cpu, or deepspeed-3")
         if self.optimizer != "none" and plan.optimizer not in ("adam", "adamw"):
             raise PlanError(f"DeepSpeed updates offloaded states with its CPU Adam, not {plan.optimizer}; take adamw")

@@ -249,13 +249,9 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Ranks over which a strategy divides parameters, gradients and states: those of one replica of the weights."""
-        return self.same_weights // self.fsdp.groups(self)
-
-    @property
-    def same_weights(self) -> int:
-        """Ranks that hold the same part of the model, but for what the strategy divides."""
-        return self.data_parallel * self.layout.context
+        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights, or
+        with replicas those of one."""
+        return self.data_parallel * self.layout.context // self.fsdp.groups(self)
 
     @property
     def global_batch(self) -> int:

@@ -24,7 +24,7 @@ class Strategy:
     """Frees a block's gathered parameters after its forward pass and gathers them again for backward."""
     buckets: bool = False
     """DDP's flat gradient buckets, kept for the whole run."""
-    stage: int | None = None
+    zero_stage: int | None = None
     """DeepSpeed's ZeRO stage, 0 to 3."""
     replicates: bool = False
     """Shards within a group of ranks and keeps a copy of the shards in every group (HSDP)."""
@@ -42,7 +42,7 @@ class Strategy:
     @property
     def gathers(self) -> bool:
         """FSDP gathers parameters unit by unit before use; DeepSpeed's stage 3 does so module by module."""
-        return self.shards_parameters and self.stage is None
+        return self.shards_parameters and self.zero_stage is None
 
 
 STRATEGIES: Catalog[Strategy] = Catalog(
@@ -107,7 +107,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
         Strategy(
             name="deepspeed-0",
             summary="DeepSpeed with nothing divided (ZeRO stage 0)",
-            stage=0,
+            zero_stage=0,
             masters=True,
             engine="deepspeed",
         ),
@@ -115,7 +115,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             name="deepspeed-1",
             summary="DeepSpeed with master copies and states divided (ZeRO stage 1)",
             shards_optimizer=True,
-            stage=1,
+            zero_stage=1,
             masters=True,
             engine="deepspeed",
         ),
@@ -124,7 +124,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             summary="DeepSpeed with gradients divided as well (ZeRO stage 2)",
             shards_gradients=True,
             shards_optimizer=True,
-            stage=2,
+            zero_stage=2,
             masters=True,
             engine="deepspeed",
         ),
@@ -135,7 +135,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             shards_gradients=True,
             shards_optimizer=True,
             reshards=True,
-            stage=3,
+            zero_stage=3,
             masters=True,
             engine="deepspeed",
         ),

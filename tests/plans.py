@@ -194,7 +194,7 @@ def worlds(draw: st.DrawFn, max_ranks: int = 8) -> tuple[str, int, int]:
 def precisions(strategy: str) -> list[str]:
     """The precisions a strategy can train in."""
     row = STRATEGIES[strategy]
-    if row.main_grads or row.stage is not None:
+    if row.main_grads or row.zero_stage is not None:
         return [each.name for each in PRECISIONS.values() if each.master or each.name == "fp32"]
     return [each.name for each in PRECISIONS.values() if row.masters or not each.master]
 
@@ -205,6 +205,62 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
     if device == "cuda":
         return [*kinds, "efficient"] + ["flash"] * (PRECISIONS[precision].compute != "float32")
     return kinds + ["flash"] * (not dropout)
+
+
+@st.composite
+def fsdps(draw: st.DrawFn, strategy: str, ranks: int) -> Fsdp:
+    """FSDP's fields, with replicas that divide the ranks where there are any."""
+    row = STRATEGIES[strategy]
+    if not row.gathers:
+        return Fsdp()
+    replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
+    return Fsdp(
+        version=draw(st.sampled_from(["1", "2"])),
+        replicas=replicas,
+        reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
+        forward_prefetch=draw(st.booleans()),
+        backward_prefetch=draw(st.sampled_from(["pre", "post", "none"])),
+        original_parameters=draw(st.booleans()),
+        sync_every_micro_batch=draw(st.booleans()),
+    )
+
+
+@st.composite
+def deepspeeds(draw: st.DrawFn, strategy: str) -> DeepSpeed:
+    """DeepSpeed's fields, with buckets and thresholds that small models fill."""
+    if STRATEGIES[strategy].zero_stage is None:
+        return DeepSpeed()
+    sizes = st.sampled_from([1, 100, 5_000, 10**6, 10**9])
+    return DeepSpeed(
+        reduce_bucket_size=draw(sizes),
+        overlap_comm=draw(st.sampled_from(["auto", "on", "off"])),
+        contiguous_gradients=draw(st.booleans()),
+        reduce_scatter=draw(st.booleans()),
+        round_robin_gradients=draw(st.booleans()),
+        grad_accum_dtype=draw(st.sampled_from(["weights", "float32"])),
+        flatten=draw(st.sampled_from(["device", "host"])),
+        persistence_threshold=draw(st.sampled_from([0, 50, 10**5])),
+        prefetch_bucket_size=draw(st.sampled_from([0, 100, 10**6])),
+        max_live_parameters=draw(sizes),
+        max_reuse_distance=draw(sizes),
+        sub_group_size=draw(sizes),
+    )
+
+
+@st.composite
+def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str) -> Offload:
+    """What the strategy can offload from a GPU."""
+    row = STRATEGIES[strategy]
+    if device == "cpu" or not (row.gathers or row.zero_stage) or draw(st.booleans()):
+        return Offload()
+    if row.gathers:
+        return Offload(optimizer="cpu", parameters="cpu")
+    places = ["none", "cpu", "nvme"] if row.zero_stage == 3 else ["none", "cpu"]
+    return Offload(
+        optimizer=draw(st.sampled_from(places)) if optimizer in ("adam", "adamw") else "none",
+        parameters=draw(st.sampled_from(places)) if row.zero_stage == 3 else "none",
+        pin_memory=draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -231,72 +287,15 @@ def losses(draw: st.DrawFn, device: str, tokens: int) -> Loss:
 
 
 @st.composite
-def fsdps(draw: st.DrawFn, strategy: str, ranks: int, nodes: int) -> Fsdp:
-    """FSDP's fields, with replicas that divide the ranks where there are any."""
-    row = STRATEGIES[strategy]
-    if not row.gathers:
-        return Fsdp()
-    replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
-    return Fsdp(
-        version=draw(st.sampled_from(["1", "2"])),
-        replicas=replicas,
-        reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
-        forward_prefetch=draw(st.booleans()),
-        backward_prefetch=draw(st.sampled_from(["pre", "post", "none"])),
-        original_parameters=draw(st.booleans()),
-        sync_every_micro_batch=draw(st.booleans()),
-    )
-
-
-@st.composite
-def deepspeeds(draw: st.DrawFn, strategy: str) -> DeepSpeed:
-    """DeepSpeed's fields, with buckets and thresholds that small models fill."""
-    if STRATEGIES[strategy].stage is None:
-        return DeepSpeed()
-    sizes = st.sampled_from([1, 100, 5_000, 10**6, 10**9])
-    return DeepSpeed(
-        reduce_bucket_size=draw(sizes),
-        overlap_comm=draw(st.sampled_from(["auto", "on", "off"])),
-        contiguous_gradients=draw(st.booleans()),
-        reduce_scatter=draw(st.booleans()),
-        round_robin_gradients=draw(st.booleans()),
-        grad_accum_dtype=draw(st.sampled_from(["weights", "float32"])),
-        flatten=draw(st.sampled_from(["device", "host"])),
-        persistence_threshold=draw(st.sampled_from([0, 50, 10**5])),
-        prefetch_bucket_size=draw(st.sampled_from([0, 100, 10**6])),
-        max_live_parameters=draw(sizes),
-        max_reuse_distance=draw(sizes),
-        sub_group_size=draw(sizes),
-    )
-
-
-@st.composite
-def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str) -> Offload:
-    """What the strategy can offload from a GPU."""
-    row = STRATEGIES[strategy]
-    if device == "cpu" or not (row.gathers or row.stage) or draw(st.booleans()):
-        return Offload()
-    if row.gathers:
-        return Offload(optimizer="cpu", parameters="cpu")
-    places = ["none", "cpu", "nvme"] if row.stage == 3 else ["none", "cpu"]
-    return Offload(
-        optimizer=draw(st.sampled_from(places)) if optimizer in ("adam", "adamw") else "none",
-        parameters=draw(st.sampled_from(places)) if row.stage == 3 else "none",
-        pin_memory=draw(st.booleans()),
-    )
-
-
-@st.composite
 def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
     """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    row = STRATEGIES[strategy]
-    one_stream = reads == "tokens" and FAMILIES[chosen.family].sequences == 1
-    layout = draw(pipelines(chosen)) if one_stream and (row.stage or 0) < 2 else Layout()
-    fsdp = draw(fsdps(strategy, ranks, nodes))
+    one_sequence = reads == "tokens" and FAMILIES[chosen.family].sequences == 1
+    layout = draw(pipelines(chosen)) if one_sequence and (STRATEGIES[strategy].zero_stage or 0) < 2 else Layout()
     ranks *= layout.pipeline
+    row = STRATEGIES[strategy]
     gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer)
     optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not divides]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
@@ -332,10 +331,10 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),
         device=device,
-        layout=layout,
-        fsdp=fsdp,
+        fsdp=draw(fsdps(strategy, ranks // layout.pipeline)),
         deepspeed=draw(deepspeeds(strategy)),
         offload=Offload() if layout.pipeline > 1 else draw(offloads(strategy, optimizer.name, device)),
+        layout=layout,
     )
 
 

@@ -109,7 +109,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
 
 
 def _deepspeed(reading: Reading, strategy: str) -> DeepSpeed:
-    if STRATEGIES[strategy].stage is None:
+    if STRATEGIES[strategy].zero_stage is None:
         return DeepSpeed()
     return DeepSpeed(
         contiguous_gradients=reading.default("contiguous") != "no",

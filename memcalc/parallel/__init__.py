@@ -46,15 +46,15 @@ __all__ = [
 def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
     """The hooks of the plan's strategy."""
     row = plan.strategy_row
-    if row.stage is not None:
+    if row.zero_stage is not None:
         return _zero(plan)(tape, plan, units)
     if plan.gathers_unknown_layers:  # then only what each rank keeps is counted, and the units are shards already
         return Replicated(tape, plan, units)
-    if row.main_grads:
-        return Megatron(tape, plan, units)
     if row.gathers and plan.fsdp.version == "1":
         # FullyShardedDataParallel switches to NO_SHARD in a world of one (_init_utils.py, _init_core_state).
         return (FlatShard if plan.shards > 1 or plan.offload.on else FlatUnits)(tape, plan, units)
+    if row.main_grads:
+        return Megatron(tape, plan, units)
     if row.gathers:
         return FullyShard(tape, plan, units)
     if row.buckets:
@@ -64,7 +64,7 @@ def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
 
 def _zero(plan: Plan) -> type[Replicated]:
     """DeepSpeed's engine._do_optimizer_sanity_check: which of its optimizers wraps the plan's."""
-    stage, summed = plan.strategy_row.stage, plan.deepspeed.grad_accum_dtype
+    stage, summed = plan.strategy_row.zero_stage, plan.deepspeed.grad_accum_dtype
     if stage == 1 and plan.precision == "bf16-master" and summed == "float32" and not plan.offload.on:
         return ZeroBf16
     return {0: Zero0, 1: Zero, 2: Zero, 3: Zero3}[stage or 0]

@@ -58,10 +58,6 @@ class FlatShard(FlatUnits):
         for unit in self.sizes:
             self.grads[unit] = self._shard_gradient(unit, self.dtype)
 
-    def zero_grad(self) -> None:
-        if not self.knobs.original_parameters and self.plan.set_to_none:
-            self.grads.clear()
-
     # -- gathering ---------------------------------------------------------------------------------
 
     def gather(self, unit: str) -> None:

@@ -27,7 +27,7 @@ class Zero(Replicated):
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         super().__init__(tape, plan, units)
-        self.stage, self.knobs = plan.strategy_row.stage or 0, plan.deepspeed
+        self.stage, self.knobs = plan.strategy_row.zero_stage or 0, plan.deepspeed
         self.offloads = plan.offload.optimizer != "none"
         self.contiguous = self.knobs.contiguous_gradients or self.offloads
         self.overlaps = self.knobs.overlaps(self.stage)
@@ -168,7 +168,7 @@ class Zero(Replicated):
         self.open_buckets()
         if self.stage == 1 and not self.overlaps:
             for weight in self.weights:
-                if weight.name in self.grads:  # a tied embedding has positions that nothing uses on the last stage
+                if weight.name in self.grads:  # a stage may hold a weight that nothing on it uses
                     self.reduce_later(weight, self.grads.pop(weight.name))
         self.reduce()
         self.summed = self.summed or self.new
