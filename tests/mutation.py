@@ -154,6 +154,72 @@ FAULTS = [
         right='"GB": 10**9',
         wrong='"GB": 2**30',
     ),
+    Fault(
+        name="1F1B runs one forward pass fewer ahead",
+        file="schedules.py",
+        right="behind = stages - stage - 1",
+        wrong="behind = max(stages - stage - 2, 0)",
+    ),
+    Fault(
+        name="interleaved stages run ahead as if they had one stretch",
+        file="schedules.py",
+        right="2 * behind + (chunks - 1) * stages",
+        wrong="2 * behind",
+    ),
+    Fault(
+        name="GPipe's middle micro batches are not counted",
+        file="ledger.py",
+        right="tape.repeat(since, plan.accumulation - rounds + 1)",
+        wrong="tape.repeat(since, 1)",
+    ),
+    Fault(
+        name="a tied head has no copy of the token table",
+        file="stages.py",
+        right="not (part.last and tied)",
+        wrong="True or not (part.last and tied)",
+    ),
+    Fault(
+        name="embedding and head do not count as layers",
+        file="stages.py",
+        right="        sizes[0] -= 1\n        sizes[-1] -= 1\n",
+        wrong="        sizes[-1] -= 2\n",
+    ),
+    Fault(
+        name="torch's pipeline has one receive buffer for all micro batches",
+        file="pipeline.py",
+        right='self.plan.accumulation if self.engine.buffers == "all" else 0',
+        wrong="0",
+    ),
+    Fault(
+        name="DeepSpeed's pipeline does not copy what it received",
+        file="pipeline.py",
+        right='            kept.append(self._make("received activations, copied", self.shape))\n',
+        wrong="",
+    ),
+    Fault(
+        name="DeepSpeed's last stage keeps none of its outputs",
+        file="engines.py",
+        right="keeps_logits=2,",
+        wrong="keeps_logits=0,",
+    ),
+    Fault(
+        name="Megatron's gradients are in bfloat16",
+        file="parallel/megatron.py",
+        right='"float16" if self.dtype == "float16" else "float32"',
+        wrong="self.dtype",
+    ),
+    Fault(
+        name="Megatron's float16 gradients are not copied for the step",
+        file="parallel/megatron.py",
+        right='if self.gradient_dtype != "float32":',
+        wrong="if False:",
+    ),
+    Fault(
+        name="the distributed optimizer divides nothing",
+        file="parallel/megatron.py",
+        right="if rank == 0]",
+        wrong="if rank >= 0]",
+    ),
 ]
 
 
