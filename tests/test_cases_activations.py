@@ -11,7 +11,8 @@ from memcalc.estimate import estimate
 from memcalc.ledger import ledger
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
-from memcalc.recommend import recommend
+from memcalc.recommend import recommend, remedies
+from memcalc.search import search
 from memcalc.spec import Weight
 from memcalc.tape import Tape, Tensor
 from memcalc.units import format_both, format_bytes
@@ -63,6 +64,13 @@ def test_c13_logits_of_a_vocabulary_of_151936_at_32k_tokens() -> None:
         assert largest(timeline, name) == 32768 * QWEN_VOCAB * size
     assert timeline.peak().moment == "backward"
     assert timeline.peak().by_category["temporary"] >= 2 * 32768 * QWEN_VOCAB * 4
+
+
+def test_c13_a_loss_in_chunks_is_named_as_the_remedy() -> None:
+    """The same report, a model of one layer: whole logits do not fit a card of 80 GB, and in 8 chunks they do."""
+    model = dataclasses.replace(MODELS["llama-3-8b"], layers=1, vocab=QWEN_VOCAB, context=32768)
+    plan = trained(model, precision="bf16", gpu="a100-80gb")
+    assert "--loss-chunks 8 --chunk-head" in remedies(search(plan, precisions=["bf16"], checkpoints=[1]))
 
 
 def test_c14_checkpoints_of_131072_tokens() -> None:
