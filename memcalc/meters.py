@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memcalc.errors import InputError
-from memcalc.estimate import RESERVED_OVER_ALLOCATED, SEGMENT
 from memcalc.hardware import GPUS, Bounds, Gpu
+from memcalc.reserved import RESERVED_OVER_ALLOCATED, SEGMENT
 from memcalc.units import format_both
 
 __all__ = ["COUNTERS", "Explained", "Part", "explain"]
@@ -123,7 +123,7 @@ def _notes(known: dict[str, int], gpu: Gpu | None) -> list[str]:
             f"active is {active / allocated:.2f} times allocated: buffers of collectives wait for their stream; "
             "TORCH_NCCL_AVOID_RECORD_STREAMS=1 frees them at once"
         )
-    most = RESERVED_OVER_ALLOCATED[True][1]
+    most = RESERVED_OVER_ALLOCATED[True]
     if allocated is not None and reserved is not None and reserved > most * (active or allocated) + SEGMENT:
         notes.append(
             f"reserved is {reserved / allocated:.2f} times allocated, more than the {most:.2f} seen in training: is "

@@ -13,8 +13,9 @@ from memcalc.bench.score import Score, Summary, summarise
 from memcalc.bench.words import Said, say
 from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate, verdict
-from memcalc.hardware import GPUS, Bounds
-from memcalc.reserved import replayed
+from memcalc.hardware import GPUS
+from memcalc.outside import outside
+from memcalc.reserved import reserved_range
 
 __all__ = ["by_meter", "by_source", "reasons", "result", "score"]
 
@@ -30,7 +31,7 @@ def score(row: Row) -> Score:
         found = estimate(said.plan)
     except InputError as error:
         return _skipped(row, said, [f"no estimate: {str(error).replace(';', ',')}"])
-    if said.lacks and found.peak.moment != "step":
+    if said.lacks and found.steady.moment != "step":
         return _skipped(row, said, [lack.reason for lack in said.lacks])
     size = _reading(row, said, found) / GIB
     boundary = row.meter == "boundary"
@@ -43,7 +44,7 @@ def score(row: Row) -> Score:
         estimated_gib=round(size, 4),
         error_pct=None if row.measured is None else round(100 * (size / row.measured - 1), 2),
         verdict=_verdict(said, found),
-        moment=found.peak.moment,
+        moment=found.steady.moment,
         assumptions=tuple(assumptions),
         allocated_gib=round(found.peak.bytes / GIB, 4) if boundary else None,
         needed_gib=round(allocated + tried, 4) if row.metric == "OOM" and allocated and tried else None,
@@ -75,23 +76,14 @@ def _skipped(row: Row, said: Said, lacks: Sequence[str]) -> Score:
 def _reading(row: Row, said: Said, found: Estimate) -> float:
     """Bytes in the row's meter; a boundary is held against the device."""
     if row.meter == "allocated":
-        return found.peak.bytes
+        return found.steady.bytes
     card = found.plan.gpu_row
-    cards = [card] if card else list(GPUS.values())
-    context = said.context or _hull([card.context for card in cards])
-    nccl = _hull([card.nccl for card in cards]) if found.plan.ranks > 1 else Bounds(0, 0)
-    outside = (sum(context) + sum(nccl)) // 2
+    rest = outside(found.plan, card, said.context).point
     # A full card makes the allocator give cached segments back. What ran cannot have needed more than the card;
     # where the estimate does, it shall show, so the replay is run again without an end.
-    capacity = said.usable.low - outside if said.usable else None
-    held = replayed(found.plan, found.timeline, said.allocator, capacity=capacity)
-    if held.refused:
-        held = replayed(found.plan, found.timeline, said.allocator)
-    return held.peak_reserved if row.meter == "reserved" else held.peak_reserved + outside
-
-
-def _hull(bounds: list[Bounds]) -> Bounds:
-    return Bounds(min(each.low for each in bounds), max(each.high for each in bounds))
+    capacity = said.usable.low - rest if said.usable else None
+    held = reserved_range(found.plan, found.timeline, capacity=capacity).point
+    return held if row.meter == "reserved" else held + rest
 
 
 def by_meter(rows: Iterable[Row], scores: Iterable[Score]) -> dict[str, Summary]:
