@@ -1,14 +1,83 @@
-"""How the model's code is written where that changes what it keeps: norms, GELU, fused products, grouped heads."""
+"""How the model's code is written where that changes what it keeps: norms, GELU, gated products, rotary positions, heads."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memcalc.groups import Group
+from memcalc.errors import PlanError
+from memcalc.groups import Group, knob
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
 
 __all__ = ["Implementation"]
+
+_LLAMAS = ("llama", "decoder", "moe")
+# Families each field says something about; what is said of another would change nothing.
+_FAMILIES = {
+    "norm": (*_LLAMAS, "t5"),
+    "gelu": ("gpt2", "decoder"),
+    "gate_up": _LLAMAS[:2],
+    "rotary": _LLAMAS,
+    "grouped": _LLAMAS,
+    "softmax": (*_LLAMAS, "gpt2", "bert", "vit"),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Implementation(Group):
-    """How the model's code is written where that changes what it keeps: norms, GELU, fused products, grouped heads."""
+    """How the model's code is written where that changes what it keeps; ``auto`` is what trainers/models does.
+
+    >>> Implementation(norm="python").norm
+    'python'
+    """
+
+    norm: str = knob(
+        "auto", "--norm", "RMSNorm: auto (F.rms_norm), fused (one kernel), chain (float32), python (as transformers).",
+        choices=("auto", "fused", "chain", "python"),
+    )  # fmt: skip
+    """``fused`` keeps its input (apex, Triton, F.rms_norm on CUDA from torch 2.9); ``chain`` keeps two float32 tensors of
+    its size (F.rms_norm before that, litgpt, Gemma); ``python`` one and the normalised one in the model's dtype."""
+    gelu: str = knob(
+        "auto", "--gelu", "GELU: auto, fused (one kernel), python (gelu_new of transformers, written out).",
+        choices=("auto", "fused", "python"),
+    )  # fmt: skip
+    gate_up: str = knob(
+        "auto", "--gate-up", "SwiGLU: auto (two operations), kernel (one that keeps its inputs only, as Liger's).",
+        choices=("auto", "kernel"),
+    )  # fmt: skip
+    rotary: str = knob(
+        "auto", "--rotary", "Rotary positions: auto (x cos + rotated x sin), complex (float32 pairs), kernel (in place).",
+        choices=("auto", "complex", "kernel"),
+    )  # fmt: skip
+    grouped: str = knob(
+        "auto", "--grouped", "Grouped queries: auto (repeated where the kernel needs it), repeat (always copied).",
+        choices=("auto", "repeat"),
+    )  # fmt: skip
+    softmax: str = knob(
+        "auto", "--softmax", "Where attention is written out: auto (softmax in the model's dtype), float32.",
+        choices=("auto", "float32"),
+    )  # fmt: skip
+
+    def check(self, plan: Plan) -> None:
+        """A field says something about the plan's family, or is ``auto``."""
+        for field in dataclasses.fields(self):
+            value, families = getattr(self, field.name), _FAMILIES[field.name]
+            if value != "auto" and plan.model.family not in families:
+                said = field.metadata["option"]
+                raise PlanError(f"{said} {value}: not of the {plan.model.family} family, only of {', '.join(families)}")
+        if self.norm != "auto" and plan.model.norm == "layer":
+            raise PlanError(f"--norm {self.norm}: {plan.model.name} has LayerNorm, which is one kernel everywhere")
+        if self.gelu != "auto" and plan.model.family == "decoder" and plan.model.activation != "gelu":
+            raise PlanError(f"--gelu {self.gelu}: {plan.model.name} has no GELU")
+        if self.rotary != "auto" and plan.model.positions not in ("", "rotary"):
+            raise PlanError(f"--rotary {self.rotary}: {plan.model.name} has no rotary positions")
+
+    def untrained(self, plan: Plan) -> str:
+        if self.norm == "fused" or (self.norm == "chain" and plan.device == "cuda"):
+            return f"with --norm {self.norm}"
+        if self.gate_up == "kernel":
+            return "with --gate-up kernel"
+        return "" if self.rotary == "auto" else f"with --rotary {self.rotary}"

@@ -64,7 +64,7 @@ class _Step:
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
             device=plan.device,
-            fused_rms_norm=plan.fused_rms_norm,
+            rms_norm=plan.rms_norm,
         )
         every = max(plan.checkpoint_every, 1)
         self.units = shard_units(weights, every)

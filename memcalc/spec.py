@@ -43,6 +43,8 @@ class Model:
     heads: int = 0
     kv_heads: int = 0
     """Key/value heads; fewer than ``heads`` means grouped-query attention."""
+    head_dim: int = 0
+    """Width of one head; 0 where it is hidden / heads."""
     ffn: int = 0
     """Width inside the MLP of a block."""
     experts: int = 0
@@ -77,6 +79,30 @@ class Model:
     """Rows of a token-type table (BERT's segments)."""
     tied: bool = False
     """The output head is the token embedding itself."""
+    biases: tuple[str, ...] = ()
+    """Which parts have a bias, of ``qkv``, ``out``, ``mlp``, ``head`` and ``norm`` (families llama and decoder)."""
+    fused_qkv: bool = False
+    """Query, key and value are one product."""
+    qk_norm: bool = False
+    """Each head's query and key are normalised."""
+    norm: str = ""
+    """``rms`` or ``layer``; blank is ``rms`` (family decoder)."""
+    activation: str = ""
+    """What the MLP applies: ``silu``, ``gelu`` or ``relu`` and others; blank is the family's own."""
+    positions: str = ""
+    """``rotary``, ``learned`` or ``alibi``, a bias by distance; blank is ``rotary`` (family decoder)."""
+    rotary_dim: int = 0
+    """How much of a head's width is rotated; 0 is all of it."""
+    side_by_side: int = 0
+    """Norms of a block whose attention and MLP both read its input, 1 or 2; 0 where they follow each other."""
+    post_norm: bool = False
+    """What attention and MLP make is normalised, too (Gemma 2)."""
+    embedding_norm: bool = False
+    """The embedding is normalised (BLOOM)."""
+    scaled: tuple[str, ...] = ()
+    """Which are multiplied by a number, of ``embedding``, ``residual`` and ``logits``."""
+    capped: tuple[str, ...] = ()
+    """Which scores go through tanh, of ``attention`` and ``logits``."""
     parameters: int = 0
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0
@@ -88,6 +114,16 @@ class Model:
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 0:
                 raise PlanError(f"model {self.name}: {field.name} {value} must be at least 0")
+
+    @property
+    def head_width(self) -> int:
+        """Elements of one head."""
+        return self.head_dim or self.hidden // max(self.heads, 1)
+
+    @property
+    def written_out(self) -> bool:
+        """Its scores are changed in a way that scaled_dot_product_attention cannot do without a bias of their size."""
+        return self.positions == "alibi" or "attention" in self.capped
 
     @property
     def blocks(self) -> int:

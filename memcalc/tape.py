@@ -98,12 +98,12 @@ class Tape(Recorder):
         weight_dtype: str,
         compute_dtype: str,
         device: str,
-        fused_rms_norm: bool = True,
+        rms_norm: str = "fused",
     ) -> None:
         super().__init__()
         self.weights = {weight.name: weight for weight in weights}
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
-        self.fused_rms_norm = fused_rms_norm
+        self.rms_norm = rms_norm
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""

@@ -9,6 +9,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
@@ -19,7 +20,9 @@ __all__ = [
     "DROPOUT",
     "attentions",
     "berts",
+    "decoders",
     "gpt2s",
+    "implementations",
     "llamas",
     "mlps",
     "models",
@@ -53,13 +56,32 @@ def gpt2s(draw: st.DrawFn, max_layers: int = 3) -> Model:
 
 @st.composite
 def llamas(draw: st.DrawFn, max_layers: int = 3) -> Model:
-    """Llama models of up to ``max_layers`` blocks, with grouped queries or without."""
+    """Llama models of up to ``max_layers`` blocks, with grouped queries or without, and its relatives."""
     kv_heads = draw(st.sampled_from([1, 2]))
     heads = kv_heads * draw(st.sampled_from([1, 2, 4]))
     return Model(
         name="drawn-llama", family="llama", layers=draw(st.integers(1, max_layers)),
         hidden=heads * draw(st.sampled_from([8, 16, 24])), heads=heads, kv_heads=kv_heads,
         ffn=draw(st.integers(1, 200)), vocab=draw(st.integers(2, 300)), context=draw(st.sampled_from([8, 16, 33])),
+        head_dim=draw(st.sampled_from([0, 10])), biases=draw(st.sampled_from([(), ("qkv",)])),
+        fused_qkv=draw(st.booleans()), qk_norm=draw(st.booleans()), tied=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
+def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
+    """Every option of the family decoder."""
+    model = draw(llamas(max_layers))
+    positions = draw(st.sampled_from(["", "rotary", "learned", "alibi"]))
+    side_by_side = draw(st.integers(0, 2))
+    parts = st.sets(st.sampled_from(["qkv", "out", "mlp", "head", "norm"]))
+    return dataclasses.replace(
+        model, name="drawn-decoder", family="decoder", norm=draw(st.sampled_from(["", "rms", "layer"])),
+        activation=draw(st.sampled_from(["", "silu", "gelu", "relu"])), gated=draw(st.booleans()), positions=positions,
+        rotary_dim=draw(st.sampled_from([0, 4])), side_by_side=side_by_side, biases=tuple(sorted(draw(parts))),
+        post_norm=not side_by_side and draw(st.booleans()), embedding_norm=draw(st.booleans()),
+        scaled=tuple(sorted(draw(st.sets(st.sampled_from(["embedding", "residual", "logits"]))))),
+        capped=tuple(sorted(draw(st.sets(st.sampled_from(["attention", "logits"]))))),
     )  # fmt: skip
 
 
@@ -74,7 +96,7 @@ def moes(draw: st.DrawFn, max_layers: int = 2) -> Model:
     """Llama with a mixture of up to five experts, and a shared one or none."""
     experts = draw(st.integers(1, 5))
     return dataclasses.replace(
-        draw(llamas(max_layers)), name="drawn-moe", family="moe", experts=experts, top_k=draw(st.integers(1, experts)),
+        draw(llamas(max_layers)), name="drawn-moe", family="moe", tied=False, experts=experts, top_k=draw(st.integers(1, experts)),
         shared_ffn=draw(st.sampled_from([0, 7, 64])),
     )  # fmt: skip
 
@@ -136,7 +158,7 @@ def sizes(draw: st.DrawFn) -> Model:
 
 def token_models() -> st.SearchStrategy[Model]:
     """Models that read tokens."""
-    return st.one_of(gpt2s(), llamas(), berts(), moes())
+    return st.one_of(gpt2s(), llamas(), decoders(), berts(), moes())
 
 
 def shaped_models() -> st.SearchStrategy[Model]:
@@ -199,7 +221,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         checkpoint_every=checkpoint_every,
         reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
         attention=draw(st.sampled_from(attentions(device, precision, dropout)))
-        if chosen.heads and not written_out
+        if chosen.heads and not written_out and not chosen.written_out
         else "auto",
         dropout=dropout,
         loss_dtype=draw(
@@ -210,4 +232,26 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),
         device=device,
+        implementation=draw(implementations(chosen)),
     )
+
+
+@st.composite
+def implementations(draw: st.DrawFn, model: Model) -> Implementation:
+    """How a model's code may be written."""
+    choices: dict[str, list[str]] = {}
+    llamas = model.family in ("llama", "decoder", "moe")
+    if (llamas or model.family == "t5") and model.norm != "layer":
+        choices["norm"] = ["fused", "chain", "python"]
+    if model.family == "gpt2" or (model.family == "decoder" and model.activation == "gelu"):
+        choices["gelu"] = ["fused", "python"]
+    if model.family in ("llama", "decoder"):
+        choices["gate_up"] = ["kernel"]
+    if llamas:
+        choices["grouped"] = ["repeat"]
+    if llamas and model.positions in ("", "rotary"):
+        choices["rotary"] = ["complex", "kernel"]
+    if llamas or model.family in ("gpt2", "bert", "vit"):
+        choices["softmax"] = ["float32"]
+    drawn = {field: draw(st.sampled_from(["auto", *values])) for field, values in choices.items()}
+    return Implementation(**drawn)

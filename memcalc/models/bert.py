@@ -96,7 +96,10 @@ def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
 
 def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     q, k, v = (ops.linear(t, x, f"{name}.{part}") for part in ("query", "key", "value"))
-    y = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, causal=False)
+    wide = plan.implementation.softmax == "float32"
+    y = attend(
+        t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, causal=False, wide=wide
+    )
     del q, k, v
     y = ops.dropout(t, ops.linear(t, y, f"{name}.dense"), f"{name}.dropout", plan.dropout)
     return norms.layer_norm(t, ops.add(t, x, y, f"{name}.residual"), f"{name}.LayerNorm")

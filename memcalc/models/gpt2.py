@@ -75,13 +75,15 @@ def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
 
 
 def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    q, k, v = ops.split(t, ops.linear(t, x, f"{name}.c_attn"), 3, f"{name}.c_attn split")
-    x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout)
+    q, k, v = ops.split(t, ops.linear(t, x, f"{name}.c_attn"), [plan.model.hidden] * 3, f"{name}.c_attn split")
+    wide = plan.implementation.softmax == "float32"
+    x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, wide=wide)
     return ops.dropout(t, ops.linear(t, x, f"{name}.c_proj"), f"{name}.dropout", plan.dropout)
 
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    x = ops.pointwise(t, ops.linear(t, x, f"{name}.c_fc"), f"{name}.gelu")
+    gelu = ops.gelu_in_python if plan.implementation.gelu == "python" else ops.pointwise
+    x = gelu(t, ops.linear(t, x, f"{name}.c_fc"), f"{name}.gelu")
     return ops.dropout(t, ops.linear(t, x, f"{name}.c_proj"), f"{name}.dropout", plan.dropout)
 
 
