@@ -90,7 +90,8 @@ class _Step:
         """Inputs and targets of one micro batch."""
         plan, tape = self.plan, self.tape
         if plan.family.reads == "tokens":
-            inputs, dtype, targets = (plan.family.sequences * plan.tokens,), "int64", (plan.tokens,)
+            inputs, dtype = (plan.family.sequences * plan.tokens,), "int64"
+            targets = (1,) if plan.model.classes else (plan.tokens,)
         else:
             inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
         return (

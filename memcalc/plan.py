@@ -161,9 +161,8 @@ class Plan:
         """What ``trainers/`` cannot do of this plan, in words that follow "cannot train"; blank when it can."""
         if not self.strategy_row.backend:
             return f"with {self.strategy}"
-        if not self.family.twin:
-            return f"models of the family {self.model.family}"
-        return next((said for group in self.groups if (said := group.untrained(self))), "")
+        said: str = self.family.untrained(self.model)
+        return said or next((said for group in self.groups if (said := group.untrained(self))), "")
 
     @property
     def strategy_row(self) -> Strategy:

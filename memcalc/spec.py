@@ -65,10 +65,14 @@ class Model:
     """Blocks of each stage of a convolutional network, which halves height and width and doubles channels."""
     bottleneck: bool = False
     """Blocks of three convolutions, the middle one narrower."""
+    widths: tuple[int, ...] = ()
+    """Width of each layer of an MLP, where they differ."""
+    batch_norm: bool = False
+    """Each layer of an MLP is normalised over the batch."""
     features: int = 0
     """Elements of one input sample, for models that do not read tokens."""
     classes: int = 0
-    """Outputs of a classifier."""
+    """Outputs of a classifier; a BERT that has any says one class a sequence instead of masked words."""
     decoder_layers: int = 0
     """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
     buckets: int = 0
@@ -88,7 +92,7 @@ class Model:
     norm: str = ""
     """``rms`` or ``layer``; blank is ``rms`` (family decoder)."""
     activation: str = ""
-    """What the MLP applies: ``silu``, ``gelu`` or ``relu`` and others; blank is the family's own."""
+    """What an MLP applies, such as ``gelu``; blank is the family's own: ``silu``, or ``relu`` of the family mlp."""
     positions: str = ""
     """``rotary``, ``learned`` or ``alibi``, a bias by distance; blank is ``rotary`` (family decoder)."""
     rotary_dim: int = 0

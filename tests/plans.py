@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "bert", "vit", "t5")
+DROPOUT = ("gpt2", "bert", "vit", "t5", "mlp")
 
 
 @st.composite
@@ -74,9 +74,10 @@ def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
     model = draw(llamas(max_layers))
     positions = draw(st.sampled_from(["", "rotary", "learned", "alibi"]))
     side_by_side = draw(st.integers(0, 2))
-    parts = st.sets(st.sampled_from(["qkv", "out", "mlp", "head", "norm"]))
+    norm = draw(st.sampled_from(["", "rms", "layer"]))
+    parts = st.sets(st.sampled_from(["qkv", "out", "mlp", "head", *["norm"] * (norm == "layer")]))
     return dataclasses.replace(
-        model, name="drawn-decoder", family="decoder", norm=draw(st.sampled_from(["", "rms", "layer"])),
+        model, name="drawn-decoder", family="decoder", norm=norm,
         activation=draw(st.sampled_from(["", "silu", "gelu", "relu"])), gated=draw(st.booleans()), positions=positions,
         rotary_dim=draw(st.sampled_from([0, 4])), side_by_side=side_by_side, biases=tuple(sorted(draw(parts))),
         post_norm=not side_by_side and draw(st.booleans()), embedding_norm=draw(st.booleans()),
@@ -87,8 +88,10 @@ def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
 
 @st.composite
 def berts(draw: st.DrawFn, max_layers: int = 3) -> Model:
-    """BERT models of up to ``max_layers`` blocks."""
-    return dataclasses.replace(draw(gpt2s(max_layers)), name="drawn-bert", family="bert", types=draw(st.integers(1, 3)))
+    """BERT models of up to ``max_layers`` blocks, of masked words or classes."""
+    model = draw(gpt2s(max_layers))
+    types, classes = draw(st.integers(1, 3)), draw(st.sampled_from([0, 0, 5]))
+    return dataclasses.replace(model, name="drawn-bert", family="bert", types=types, classes=classes)
 
 
 @st.composite
@@ -138,10 +141,14 @@ def resnets(draw: st.DrawFn) -> Model:
 
 @st.composite
 def mlps(draw: st.DrawFn, max_layers: int = 4) -> Model:
-    """Layers of equal width."""
+    """Layers of equal width, or each of its own, with any activation."""
+    layers = draw(st.integers(1, max_layers))
+    widths = st.lists(st.integers(1, 300), min_size=layers, max_size=layers).map(tuple)
     return Model(
-        name="drawn-mlp", family="mlp", layers=draw(st.integers(1, max_layers)), hidden=draw(st.integers(1, 300)),
-        features=draw(st.integers(1, 300)), classes=draw(st.integers(1, 20)),
+        name="drawn-mlp", family="mlp", layers=layers, hidden=draw(st.integers(1, 300)),
+        features=draw(st.integers(1, 300)), classes=draw(st.integers(1, 20)), batch_norm=draw(st.booleans()),
+        widths=draw(st.one_of(st.just(()), widths)),
+        activation=draw(st.sampled_from(["", "tanh", "gelu", "elu", "leaky_relu", "identity"])),
     )  # fmt: skip
 
 

@@ -151,7 +151,8 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
 def deeper_model(model: Model, blocks: int) -> Model:
     if model.stages:
         return dataclasses.replace(model, stages=(*model.stages[:-1], model.stages[-1] + blocks))
-    return dataclasses.replace(model, layers=model.layers + blocks)
+    widths = (*model.widths, *[model.widths[-1]] * blocks) if model.widths else ()
+    return dataclasses.replace(model, layers=model.layers + blocks, widths=widths)
 
 
 def wider_model(model: Model) -> Model:

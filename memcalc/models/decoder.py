@@ -45,6 +45,8 @@ def check(model: Model, plan: Plan) -> None:
     for field, known in _LISTS.items():
         for value in getattr(model, field):
             _one_of(model, field, value, known)
+    if "norm" in model.biases and model.norm != "layer":
+        raise PlanError(f"model {model.name}: a bias of norm, but RMSNorm has none; take norm layer")
     if model.side_by_side > 2:
         raise PlanError(f"model {model.name}: side by side {model.side_by_side} must be 0, 1 or 2 norms")
     if model.side_by_side and model.post_norm:
@@ -257,7 +259,7 @@ DECODER = Family(
     name="decoder",
     summary="relatives of Llama and GPT by options: Gemma, Granite, GPT-NeoX, Phi, Falcon, OPT, BLOOM, MPT, StarCoder",
     reads="tokens",
-    twin=False,
+    untrained=lambda model: "models of the family decoder",
     check=check,
     buffers=causal_mask,
     weights=weights,
