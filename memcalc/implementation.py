@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
 from memcalc.groups import Group, knob
+from memcalc.spec import Model
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -62,18 +64,21 @@ class Implementation(Group):
     )  # fmt: skip
 
     def check(self, plan: Plan) -> None:
-        """A field says something about the plan's family, or is ``auto``."""
+        """A field says something about the plan's model, or is ``auto``."""
         for field in dataclasses.fields(self):
-            value, families = getattr(self, field.name), _FAMILIES[field.name]
-            if value != "auto" and plan.model.family not in families:
-                said = field.metadata["option"]
-                raise PlanError(f"{said} {value}: not of the {plan.model.family} family, only of {', '.join(families)}")
-        if self.norm != "auto" and plan.model.norm == "layer":
-            raise PlanError(f"--norm {self.norm}: {plan.model.name} has LayerNorm, which is one kernel everywhere")
-        if self.gelu != "auto" and plan.model.family == "decoder" and plan.model.activation != "gelu":
-            raise PlanError(f"--gelu {self.gelu}: {plan.model.name} has no GELU")
-        if self.rotary != "auto" and plan.model.positions not in ("", "rotary"):
-            raise PlanError(f"--rotary {self.rotary}: {plan.model.name} has no rotary positions")
+            value, misfit = getattr(self, field.name), _misfit(field.name, plan.model)
+            if value != "auto" and misfit:
+                raise PlanError(f"{field.metadata['option']} {value}: {misfit}")
+
+    @classmethod
+    def suited(cls, model: Model, values: Mapping[str, str]) -> Implementation:
+        """Of several values those that say something about the model.
+
+        >>> from memcalc.models import MODELS
+        >>> Implementation.suited(MODELS["gpt2"], {"norm": "python", "gelu": "python"}) == Implementation(gelu="python")
+        True
+        """
+        return cls(**{field: value for field, value in values.items() if not _misfit(field, model)})
 
     def untrained(self, plan: Plan) -> str:
         if self.norm == "fused" or (self.norm == "chain" and plan.device == "cuda"):
@@ -81,3 +86,19 @@ class Implementation(Group):
         if self.gate_up == "kernel":
             return "with --gate-up kernel"
         return "" if self.rotary == "auto" else f"with --rotary {self.rotary}"
+
+
+def _misfit(field: str, model: Model) -> str:
+    """Why a field says nothing about a model; blank when it does."""
+    families = _FAMILIES[field]
+    if model.family not in families:
+        return f"not of the {model.family} family, only of {', '.join(families)}"
+    if field == "norm" and model.norm == "layer":
+        return f"{model.name} has LayerNorm, which is one kernel everywhere"
+    if field == "gelu" and model.family == "decoder" and model.activation != "gelu":
+        return f"{model.name} has no GELU"
+    if field == "rotary" and model.positions not in ("", "rotary"):
+        return f"{model.name} has no rotary positions"
+    if field == "gate_up" and model.family == "decoder" and not model.gated:
+        return f"{model.name} has no gate"
+    return ""

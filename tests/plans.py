@@ -246,19 +246,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
 @st.composite
 def implementations(draw: st.DrawFn, model: Model) -> Implementation:
     """How a model's code may be written."""
-    choices: dict[str, list[str]] = {}
-    llamas = model.family in ("llama", "decoder", "moe")
-    if (llamas or model.family == "t5") and model.norm != "layer":
-        choices["norm"] = ["fused", "chain", "python"]
-    if model.family == "gpt2" or (model.family == "decoder" and model.activation == "gelu"):
-        choices["gelu"] = ["fused", "python"]
-    if model.family in ("llama", "decoder"):
-        choices["gate_up"] = ["kernel"]
-    if llamas:
-        choices["grouped"] = ["repeat"]
-    if llamas and model.positions in ("", "rotary"):
-        choices["rotary"] = ["complex", "kernel"]
-    if llamas or model.family in ("gpt2", "bert", "vit"):
-        choices["softmax"] = ["float32"]
-    drawn = {field: draw(st.sampled_from(["auto", *values])) for field, values in choices.items()}
-    return Implementation(**drawn)
+    drawn = {
+        field.name: draw(st.sampled_from(sorted(field.metadata["choices"])))
+        for field in dataclasses.fields(Implementation)
+    }
+    return Implementation.suited(model, drawn)

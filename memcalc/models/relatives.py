@@ -6,7 +6,7 @@ from typing import Any
 
 from memcalc.spec import Model
 
-__all__ = ["RELATIVES"]
+__all__ = ["ARCHITECTURES", "RELATIVES"]
 
 EVERYWHERE = ("qkv", "out", "mlp", "norm")
 
@@ -41,6 +41,45 @@ _STARCODER = {
     "norm": "layer", "activation": "gelu", "biases": EVERYWHERE, "positions": "learned", "tied": True, "fused_qkv": True,
 }  # fmt: skip
 
+_INTERNLM = {"gated": True, "biases": ("qkv", "out")}
+_CHATGLM2 = {"gated": True, "biases": ("qkv",), "fused_qkv": True}
+_GPT_J = {"norm": "layer", "activation": "gelu", "biases": ("mlp", "head", "norm"), "side_by_side": 1, "rotary_dim": 64}
+_GPT_NEO = {
+    "norm": "layer",
+    "activation": "gelu",
+    "biases": ("out", "mlp", "norm"),
+    "positions": "learned",
+    "tied": True,
+}
+
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "llama": _LLAMA,
+    "llama-fused": {**_LLAMA, "fused_qkv": True},
+    "mixtral": {"family": "moe", "experts": 8, "top_k": 2},
+    "qwen3-moe": {"family": "moe", "qk_norm": True, "head_dim": 128, "experts": 128, "top_k": 8},
+    "qwen": {**_QWEN2, "fused_qkv": True},
+    "qwen2": _QWEN2,
+    "qwen3": _QWEN3,
+    "internlm": {"family": "decoder", **_INTERNLM},
+    "chatglm2": {"family": "decoder", **_CHATGLM2, "rotary_share": 0.5},
+    "gemma": {"family": "decoder", **_GEMMA},
+    "gemma2": {"family": "decoder", **_GEMMA2},
+    "granite": {"family": "decoder", **_GRANITE},
+    "neox": {"family": "decoder", **_NEOX, "rotary_share": 0.25},
+    "phi": {"family": "decoder", **_PHI},
+    "falcon": {"family": "decoder", **_FALCON, "side_by_side": 1},
+    "falcon-two-norms": {"family": "decoder", **_FALCON, "side_by_side": 2},
+    "gpt-j": {"family": "decoder", **_GPT_J},
+    "gpt-neo": {"family": "decoder", **_GPT_NEO},
+    "gpt2": {"family": "gpt2", "tied": True},
+    "opt": {"family": "decoder", **_OPT, "more_positions": 2},
+    "bloom": {"family": "decoder", **_BLOOM},
+    "mpt": {"family": "decoder", **_MPT},
+    "starcoder": {"family": "decoder", **_STARCODER},
+}
+"""What the models of a kind have in common; ``rotary_share`` of a head is rotated, and a table of positions may have
+``more_positions`` than tokens."""
+
 RELATIVES = [
     # Grattafiori et al. 2024 (Llama 3.2 of the same report's models), Abdin et al. 2024 (Phi-3 mini).
     _of("llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, **_LLAMA, tied=True),
@@ -72,10 +111,7 @@ RELATIVES = [
     _of("pythia-2.8b", 32, 2560, 32, 32, 10240, 50304, 2048, **_NEOX, rotary_dim=20),
     _of("pythia-6.9b", 32, 4096, 32, 32, 16384, 50432, 2048, **_NEOX, rotary_dim=32),
     _of("pythia-12b", 36, 5120, 40, 40, 20480, 50688, 2048, **_NEOX, rotary_dim=32),
-    _of(
-        "gpt-j-6b", 28, 4096, 16, 16, 16384, 50400, 2048, norm="layer", activation="gelu", biases=("mlp", "head", "norm"),
-        side_by_side=1, rotary_dim=64,
-    ),
+    _of("gpt-j-6b", 28, 4096, 16, 16, 16384, 50400, 2048, **_GPT_J),
     # Li et al. 2023 (phi-1.5), and phi-2's config.json.
     _of("phi-1.5", 24, 2048, 32, 32, 8192, 51200, 2048, **_PHI),
     _of("phi-2", 32, 2560, 32, 32, 10240, 51200, 2048, **_PHI),
