@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
+from memcalc.cross_entropy import head
 from memcalc.errors import PlanError, UnknownNameError
 from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
@@ -20,6 +21,9 @@ from memcalc.positions import rotary, rotary_tables
 from memcalc.recorder import Storage
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
+from memcalc.tensor_parallel import enter as enter_products
+from memcalc.tensor_parallel import leave as leave_products
+from memcalc.vocab_parallel import embedding
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -57,6 +61,10 @@ def check(model: Model, plan: Plan) -> None:
         raise PlanError(
             f"model {model.name}: rotary positions on {turned} of a head's width {model.head_width}; they need an even "
             "width, and no more than all of it"
+        )
+    if plan.loss.chunk_head and "logits" in (*model.scaled, *model.capped):
+        raise PlanError(
+            f"model {model.name}: its logits are scaled or capped, which is not counted in chunks of the head"
         )
     if plan.attention in ("efficient", "math") and model.written_out:
         what = "ALiBi" if model.positions == "alibi" else "tanh on its scores"
@@ -142,7 +150,7 @@ def rows(model: Model, tokens: int, weight: Weight) -> float:
 
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
     model = plan.model
-    x = ops.embedding(t, ids, "embed_tokens")
+    x = leave_products(t, embedding(t, ids, "embed_tokens"), "embed_tokens")
     if "embedding" in model.scaled:
         x = ops.scale(t, x, "embedding scale")
     if model.positions == "learned":
@@ -159,7 +167,9 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     tied = "embed_tokens.weight" if plan.model.tied else None
-    x = ops.linear(t, norm(t, plan, x, "norm"), "lm_head", weight=tied)
+    x = head(t, plan, enter_products(t, norm(t, plan, x, "norm"), "lm_head"), "lm_head", tied)
+    if plan.loss.takes_head:  # its kernel scales and caps logits, too
+        return x
     if "logits" in plan.model.scaled:
         x = ops.scale(t, x, "logits scale")
     return ops.soft_cap(t, x, "logits cap") if "logits" in plan.model.capped else x
@@ -200,6 +210,7 @@ def beside(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> 
 
 def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
     model, form = plan.model, plan.implementation
+    x = enter_products(t, x, name)
     if model.fused_qkv:
         widths = [heads * model.head_width for heads in (model.heads, model.kv_heads, model.kv_heads)]
         q, k, v = ops.split(t, ops.linear(t, x, f"{name}.qkv_proj"), widths, f"{name}.qkv split")
@@ -212,7 +223,7 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
         t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=0.0, repeat=form.grouped == "repeat",
         wide=form.softmax == "float32", capped="attention" in model.capped,
     )  # fmt: skip
-    return ops.linear(t, x, f"{name}.o_proj")
+    return leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name)
 
 
 def place(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
@@ -234,16 +245,18 @@ def head_norm(t: Tape, model: Model, x: Tensor, name: str) -> Tensor:
 
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    model = plan.model
-    if gated(model):
-        if plan.implementation.gate_up == "kernel":
-            gate, up = (ops.linear(t, x, f"{name}.{part}_proj") for part in ("gate", "up"))
-            return ops.linear(t, ops.fused_product(t, gate, up, f"{name}.product"), f"{name}.down_proj")
+    x = enter_products(t, x, name)
+    if not gated(plan.model):
+        x = activation(t, plan, ops.linear(t, x, f"{name}.up_proj"), f"{name}.activation")
+    elif plan.implementation.gate_up == "kernel":
+        gate, up = (ops.linear(t, x, f"{name}.{part}_proj") for part in ("gate", "up"))
+        x = ops.fused_product(t, gate, up, f"{name}.product")
+        del gate, up
+    else:
         gate = activation(t, plan, ops.linear(t, x, f"{name}.gate_proj"), f"{name}.activation")
-        up = ops.linear(t, x, f"{name}.up_proj")
-        return ops.linear(t, ops.multiply(t, gate, up, f"{name}.product"), f"{name}.down_proj")
-    x = activation(t, plan, ops.linear(t, x, f"{name}.up_proj"), f"{name}.activation")
-    return ops.linear(t, x, f"{name}.down_proj")
+        x = ops.multiply(t, gate, ops.linear(t, x, f"{name}.up_proj"), f"{name}.product")
+        del gate
+    return leave_products(t, ops.linear(t, x, f"{name}.down_proj"), name)
 
 
 def activation(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:

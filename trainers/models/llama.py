@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memcalc.plan import Plan
-from trainers.models.layers import attend, rms_norm
+from trainers.models.layers import attend, head, rms_norm
 
 __all__ = ["Llama"]
 
@@ -89,16 +91,16 @@ class Llama(nn.Module):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.head = plan.model.head_width
+        self.plan, self.head = plan, plan.model.head_width
         self.embed_tokens = nn.Embedding(plan.model.vocab, plan.model.hidden)
         self.layers = nn.ModuleList(Block(plan) for _ in range(plan.model.layers))
         self.norm = rms_norm(plan, plan.model.hidden, 1e-5)
         self.lm_head = None if plan.model.tied else nn.Linear(plan.model.hidden, plan.model.vocab, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
         x = self.embed_tokens(ids)
         cos, sin = rotary_tables(ids.shape[1], self.head, x)
         for block in self.layers:
             x = block(x, cos, sin)
-        x = self.norm(x)
-        return F.linear(x, self.embed_tokens.weight) if self.lm_head is None else self.lm_head(x)
+        product = self.lm_head or partial(F.linear, weight=self.embed_tokens.weight)
+        return head(product, self.norm(x), self.plan)
