@@ -7,6 +7,7 @@ cuda/attention_backward.cu) and Korthikanti et al. 2022 for the written-out form
 
 from __future__ import annotations
 
+from memcalc.context_parallel import ring_attention
 from memcalc.ops import cast, edge, soft_cap
 from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
@@ -38,6 +39,8 @@ def attention(
     """
     if k.shape != q.shape and (repeat or kind != "flash"):
         k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
+    if t.layout.context > 1:
+        return ring_attention(t, q, k, v, name, heads=heads)
     if kind in ("flash", "efficient"):
         return _fused(t, q, k, v, name, kind, heads)
     if kind == "eager":

@@ -25,6 +25,7 @@ _FAMILIES = {
     "rotary": _LLAMAS,
     "grouped": _LLAMAS,
     "softmax": (*_LLAMAS, "gpt2", "bert", "vit"),
+    "megatron": ("megatron",),
 }
 
 
@@ -62,6 +63,13 @@ class Implementation(Group):
         "auto", "--softmax", "Where attention is written out: auto (softmax in the model's dtype), float32.",
         choices=("auto", "float32"),
     )  # fmt: skip
+
+    megatron: str = knob(
+        "auto", "--megatron", "Megatron's layers: auto (of before its core), core, transformer-engine.",
+        choices=("auto", "core", "transformer-engine"),
+    )  # fmt: skip
+    """``core`` keeps the tensor that scores are made in for the whole run (parallel_state.get_global_memory_buffer);
+    Transformer Engine has a cuBLAS workspace of its own. With both, the mask of each sample is part of the batch."""
 
     def check(self, plan: Plan) -> None:
         """A field says something about the plan's model, or is ``auto``."""

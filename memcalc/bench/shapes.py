@@ -6,6 +6,7 @@ import dataclasses
 import re
 from typing import Any
 
+from memcalc.bench.megatron import megatron_model
 from memcalc.bench.perceptrons import perceptron
 from memcalc.bench.pictures import resnet, vit
 from memcalc.bench.reading import Reading
@@ -44,6 +45,7 @@ _NAMES = (
 _OTHERS = (
     (r"^MLP input:", "mlp"),
     (r"^nn\.Transformer demo", "size"),
+    (r"^megatron(-deepspeed)? gpt", "megatron"),
     (r"^bert(?!.*megatron)", "bert"),
     (r"^t5-", "t5"),
     (r"(^|\b)vit_", "vit"),
@@ -83,7 +85,15 @@ def model_of(reading: Reading) -> Model | None:
     name = reading.row["model"]
     other = next((family for pattern, family in _OTHERS if re.search(pattern, name, re.IGNORECASE)), "")
     if other:
-        built = {"mlp": perceptron, "size": _size, "bert": _bert, "t5": _t5, "vit": vit, "resnet": resnet}[other]
+        built = {
+            "mlp": perceptron,
+            "size": _size,
+            "bert": _bert,
+            "t5": _t5,
+            "vit": vit,
+            "resnet": resnet,
+            "megatron": _megatron,
+        }[other]
         return built(reading)
     chosen = next((found for pattern, found in _NAMES if re.search(pattern, name, re.IGNORECASE)), ())
     if not chosen:
@@ -207,6 +217,16 @@ def _t5(reading: Reading) -> Model | None:
     if built is None:
         reading.lack("model family: relatives of T5")
     return built
+
+
+def _megatron(reading: Reading) -> Model | None:
+    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
+    padded = reading.row["vocab"] == "250k"
+    numbers = _numbers(reading, *(name for name in names if name != "vocab" or not padded))
+    if not numbers:
+        return None
+    # tr11-176B-ml.slurm: --pad-vocab-size-to
+    return megatron_model(reading, numbers | {"vocab": 250880} if padded else numbers)
 
 
 def _size(reading: Reading) -> Model | None:
