@@ -250,6 +250,8 @@ def losses(draw: st.DrawFn, device: str, tokens: int, scaled: bool) -> Loss:
     return Loss(
         form=form, chunks=chunks, chunk_head=chunk_head, vocab_multiple=draw(st.sampled_from([1, 64])),
         shift_copy=form not in ("fused-linear", "cut") and not chunks and draw(st.booleans()),
+        float32_output=form not in ("fused-linear", "cut") and not chunk_head and draw(st.booleans()),
+        converted=form not in ("fused-linear", "cut") and not chunk_head and draw(st.booleans()),
     )  # fmt: skip
 
 
