@@ -18,7 +18,7 @@ LAYERS = [
     ["catalog"],
     ["precision", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
-    ["replay"],
+    ["replay", "allocator_history"],
     ["recorder"],
     ["tape"],
     ["ops", "norms", "positions", "attention", "convolution", "experts"],
