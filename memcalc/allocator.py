@@ -226,7 +226,7 @@ class Allocator:
             if room >= size:
                 return first
         # Addresses for 9/8 of the device (ExpandableSegment's constructor).
-        space = -(-(self.capacity * 9 // 8) // pool.page) * pool.page
+        space = -(-max(self.capacity * 9 // 8, size) // pool.page) * pool.page
         address = -(-self._top // pool.page) * pool.page
         self._top = address + space
         block = Block(address, space, stream, size <= SMALL_SIZE, mapped=False)

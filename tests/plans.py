@@ -16,6 +16,7 @@ from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
+    "ALLOCATORS",
     "DROPOUT",
     "attentions",
     "berts",
@@ -35,6 +36,8 @@ __all__ = [
     "worlds",
 ]
 
+# As people set PYTORCH_CUDA_ALLOC_CONF.
+ALLOCATORS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[64:8,256:4,>:1]")
 # Families whose modules have dropout.
 DROPOUT = ("gpt2", "bert", "vit", "t5")
 
@@ -210,4 +213,5 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),
         device=device,
+        allocator=draw(st.sampled_from(ALLOCATORS)),
     )
