@@ -19,6 +19,7 @@ from memcalc.groups import Group
 from memcalc.hardware import GPUS, Gpu
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
+from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
 from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
@@ -86,6 +87,7 @@ class Plan:
     """torch version, major.minor: what older ones kept in memory differs."""
     allocator: str = ""
     """PYTORCH_CUDA_ALLOC_CONF as the run has it."""
+    loss: Loss = Loss()
     layout: Layout = Layout()
     implementation: Implementation = Implementation()
     adapter: Adapter = Adapter()
@@ -96,6 +98,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.loss.vocab_multiple > 1:  # the padded one is what all else is counted by
+            vocab = -(-self.model.vocab // self.loss.vocab_multiple) * self.loss.vocab_multiple
+            object.__setattr__(self, "model", dataclasses.replace(self.model, vocab=vocab))
         self._check_fields()
         self._check_world()
         self._check_attention()
@@ -144,14 +149,18 @@ class Plan:
             raise PlanError(f"gpu {self.gpu} is named, but the device is the cpu; leave one of them out")
         if self.ranks % self.nodes:
             raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
-        if self.ranks > 1 and not self.strategy_row.parallel:
+        if self.ranks > self.layout.model_parallel and not self.strategy_row.parallel:
             raise PlanError(
-                f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard"
+                f"strategy {self.strategy} runs on {self.layout.model_parallel} rank"
+                f"{'s' * (self.layout.model_parallel > 1)}, not {self.ranks}; for more take ddp or fsdp-full-shard"
             )
         if self.precision_row.master and not self.strategy_row.masters:
             keep = ", ".join(row.name for row in STRATEGIES.values() if row.masters)
             raise PlanError(f"strategy {self.strategy} keeps no master copies ({self.precision}); these do: {keep}")
-        if self.strategy_row.gathers and not self.optimizer_row.shardable:
+        if self.strategy_row.main_grads and not (self.precision_row.master or self.precision == "fp32"):
+            raise PlanError(f"{self.strategy} trains in fp32, bf16-master or fp16-master, not in {self.precision}")
+        whole = not (self.strategy_row.gathers or (self.strategy_row.main_grads and self.strategy_row.shards_optimizer))
+        if not whole and not self.optimizer_row.shardable:
             raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
         if self.loss_dtype == "logits" and self.precision_row.autocast and not self.strategy_row.gathers:
             raise PlanError(f"{self.precision}: autocast takes the loss in float32; leave out --loss-dtype logits")
@@ -160,7 +169,16 @@ class Plan:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return (self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload, self.startup)
+        return (
+            self.loss,
+            self.layout,
+            self.implementation,
+            self.adapter,
+            self.fsdp,
+            self.deepspeed,
+            self.offload,
+            self.startup,
+        )
 
     @property
     def untrained(self) -> str:
@@ -225,9 +243,19 @@ class Plan:
         return int(match[1]), int(match[2])
 
     @property
+    def data_parallel(self) -> int:
+        """Ranks that work on samples of their own."""
+        return self.ranks // self.layout.model_parallel
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights."""
+        return self.data_parallel * self.layout.context
+
+    @property
     def global_batch(self) -> int:
         """Samples per optimizer step over all ranks."""
-        return self.micro_batch * self.accumulation * self.ranks
+        return self.micro_batch * self.accumulation * self.data_parallel
 
     def to_json(self) -> str:
         """The plan as JSON text, with the version of the format."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from memcalc.errors import PlanError
 from memcalc.estimate import estimate, host_bytes
 from memcalc.hardware import GPUS
-from memcalc.ledger import ledger, skeleton
+from memcalc.ledger import ledger, peaks
 from memcalc.outside import outside
 from memcalc.plan import Plan
 from memcalc.reasons import why
@@ -112,8 +112,7 @@ def _evaluate(plans: Sequence[Plan]) -> list[Candidate]:
     found = []
     for rounds in sorted({min(plan.accumulation, 3) for plan in plans}):
         same = [plan for plan in plans if min(plan.accumulation, 3) == rounds]
-        bones = skeleton(same[0])
-        for plan, peak in zip(same, bones.peaks([plan.micro_batch for plan in same]), strict=True):
+        for plan, peak in zip(same, peaks(same[0], [plan.micro_batch for plan in same]), strict=True):
             found.append(Candidate(plan=plan, peak=peak, needed=needed_bytes(plan, peak), time=step_time(plan)))
     return found
 

@@ -115,7 +115,9 @@ class Skeleton:
     categories: NDArray[np.int8]
     fixed: NDArray[np.int64]
     per_sample: NDArray[np.int64]
-    """The five above have one entry per allocation; the three below one per event."""
+    times: NDArray[np.int64]
+    """How many equal allocations an entry stands for: micro batches that wait for their backward alike.
+    The six above have one entry per allocation; the three below one per event."""
     ident: NDArray[np.int64]
     moment: NDArray[np.int8]
     sign: NDArray[np.int8]
@@ -123,10 +125,11 @@ class Skeleton:
 
     def sizes(self, micro_batch: int) -> NDArray[np.int64]:
         """Bytes of each allocation at one micro batch, rounded up to whole blocks. Raises PlanError past 4 EiB."""
-        if self.fixed.sum(dtype=float) + micro_batch * self.per_sample.sum(dtype=float) > LARGEST:
+        each = (self.fixed.astype(float) + micro_batch * self.per_sample.astype(float)) * self.times
+        if each.sum() > LARGEST:
             raise PlanError(TOO_LARGE)
         size = self.fixed + micro_batch * self.per_sample
-        return -(-size // self.block) * self.block
+        return -(-size // self.block) * self.block * self.times
 
     def at(self, micro_batch: int) -> Timeline:
         """The timeline at one micro batch."""

@@ -9,6 +9,8 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from memcalc.layout import Layout
+from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
@@ -22,11 +24,14 @@ __all__ = [
     "berts",
     "gpt2s",
     "llamas",
+    "losses",
     "mlps",
     "models",
     "moes",
     "named_models",
+    "pipelines",
     "plans",
+    "precisions",
     "resnets",
     "shaped_models",
     "sizes",
@@ -166,6 +171,14 @@ def worlds(draw: st.DrawFn, max_ranks: int = 8) -> tuple[str, int, int]:
     return strategy.name, ranks, nodes
 
 
+def precisions(strategy: str) -> list[str]:
+    """The precisions a strategy can train in."""
+    row = STRATEGIES[strategy]
+    if row.main_grads:
+        return [each.name for each in PRECISIONS.values() if each.master or each.name == "fp32"]
+    return [each.name for each in PRECISIONS.values() if row.masters or not each.master]
+
+
 def attentions(device: str, precision: str, dropout: float) -> list[str]:
     """The attention kinds that exist for a device, a precision and a dropout."""
     kinds = ["auto", "math", "eager"]
@@ -175,19 +188,46 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
+def pipelines(draw: st.DrawFn, model: Model) -> Layout:
+    """Ways to divide a model's layers over up to three stages, most often none."""
+    parts = [(stages, chunks) for stages in (1, 2, 3) for chunks in (1, 2, 3) if stages * chunks <= model.layers]
+    stages, chunks = draw(st.sampled_from([(1, 1), *parts]))
+    if stages == 1:
+        return Layout()
+    schedule = "interleaved" if chunks > 1 else draw(st.sampled_from(["gpipe", "1f1b"]))
+    return Layout(pipeline=stages, chunks=chunks, schedule=schedule, ends=draw(st.booleans()))
+
+
+@st.composite
+def losses(draw: st.DrawFn, device: str, tokens: int) -> Loss:
+    """Every form of the loss, whole or in chunks."""
+    form = draw(st.sampled_from(LOSS_FORMS if device == "cuda" else ("plain", "compiled")))
+    chunks = 0 if form == "cut" else draw(st.sampled_from([0, 0, *range(1, min(tokens, 4) + 1)]))
+    chunk_head = bool(chunks) and form != "fused-linear" and draw(st.booleans())
+    return Loss(
+        form=form, chunks=chunks, chunk_head=chunk_head, vocab_multiple=draw(st.sampled_from([1, 64])),
+        shift_copy=form not in ("fused-linear", "cut") and not chunks and draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
 def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
     """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    gathers = STRATEGIES[strategy].gathers
-    optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not gathers]))
+    layout = draw(pipelines(chosen)) if reads == "tokens" and FAMILIES[chosen.family].sequences == 1 else Layout()
+    ranks *= layout.pipeline
+    row = STRATEGIES[strategy]
+    gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer)
+    optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not divides]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
-    masters = STRATEGIES[strategy].masters
-    precision = draw(st.sampled_from([row.name for row in PRECISIONS.values() if masters or not row.master]))
+    precision = draw(st.sampled_from(precisions(strategy)))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
+    tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
+    loss = draw(losses(device, tokens)) if tokens else Loss()
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -197,8 +237,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         optimizer=optimizer.name,
         optimizer_kind=draw(st.sampled_from(optimizer.kinds)),
         micro_batch=draw(st.integers(1, 4)),
-        accumulation=draw(st.integers(1, 3)),
-        tokens=draw(st.integers(1, chosen.context)) if reads == "tokens" else 0,
+        accumulation=draw(st.integers(1, 10 if layout.pipeline > 1 else 3)),
+        tokens=tokens,
         checkpoint_every=checkpoint_every,
         reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
         attention=draw(st.sampled_from(attentions(device, precision, dropout)))
@@ -208,10 +248,12 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         loss_dtype=draw(
             st.sampled_from(["float32", "logits"] if gathers or not PRECISIONS[precision].autocast else ["float32"])
         ),
-        keep_logits=draw(st.booleans()),
+        keep_logits=loss.whole_logits and draw(st.booleans()),
+        loss=loss,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),
         device=device,
         allocator=draw(st.sampled_from(ALLOCATORS)),
+        layout=layout,
     )

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from memcalc.allocator import Allocator
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.estimate import estimate
-from memcalc.ledger import ledger, skeleton
+from memcalc.layout import Layout
+from memcalc.ledger import ledger, peaks
 from memcalc.models import FAMILIES, Model
 from memcalc.plan import Plan
 from memcalc.reserved import replayed, run
@@ -46,6 +47,12 @@ def with_states_that_divide(plan: Plan) -> Plan:
     return replaced(plan, optimizer="adamw", optimizer_kind="foreach") if plan.optimizer == "adamw-8bit" else plan
 
 
+def divided_by_strategy_alone(plan: Plan) -> Plan:
+    """Data parallel of what any strategy can train: no other layout, and no master copies."""
+    precision = "fp32" if plan.precision_row.master else plan.precision
+    return replaced(plan, ranks=plan.data_parallel, nodes=1, layout=Layout(), precision=precision, attention="auto")
+
+
 def replaced(plan: Plan, **changes: object) -> Plan:
     return dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
 
@@ -78,12 +85,12 @@ def test_parts_add_up_to_the_peak(plan: Plan) -> None:
 @given(plans(), st.integers(1, 9))
 def test_a_skeleton_serves_every_micro_batch(plan: Plan, micro_batch: int) -> None:
     other = replaced(plan, micro_batch=micro_batch)
-    assert skeleton(plan).peaks([micro_batch]) == [ledger(other).peak().bytes]
+    assert peaks(plan, [micro_batch]) == [ledger(other).peak().bytes]
 
 
 @given(plans())
 def test_on_one_rank_every_strategy_holds_the_same_states(plan: Plan) -> None:
-    plan = replaced(plan, loss_dtype="float32")
+    plan = replaced(divided_by_strategy_alone(plan), loss_dtype="float32")
     alone = replaced(plan, strategy="single", ranks=1, nodes=1)
     if plan.strategy != "single" and plan.bucket_views:
         alone = replaced(alone, bucket_views=False)
@@ -95,7 +102,7 @@ def test_on_one_rank_every_strategy_holds_the_same_states(plan: Plan) -> None:
 
 @given(plans(max_ranks=6))
 def test_the_fullest_rank_holds_an_equal_share_or_more_and_never_more_than_everything(plan: Plan) -> None:
-    plan = with_states_that_divide(plan)
+    plan = with_states_that_divide(divided_by_strategy_alone(plan))
     plan = replaced(plan, device="cpu", attention="auto", bucket_views=False, loss_dtype="float32")
     whole = model_states(replaced(plan, strategy="single", ranks=1, nodes=1))
     here = model_states(plan)
@@ -108,7 +115,7 @@ def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
     # ZeRO-1 packs whole tensors greedily: with more ranks the fullest may hold more of them, and so more rounding.
     if plan.strategy in ("single", "zero-1"):
         return
-    plan = replaced(with_states_that_divide(plan), nodes=1)
+    plan = with_states_that_divide(divided_by_strategy_alone(plan))
     assert model_states(replaced(plan, ranks=plan.ranks + 1)) <= model_states(plan)
 
 
@@ -116,7 +123,7 @@ def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
 def test_dividing_more_never_holds_more(plan: Plan) -> None:
     if plan.strategy == "single" or not plan.optimizer_row.shardable:
         return
-    plan = with_states_that_divide(plan)
+    plan = with_states_that_divide(divided_by_strategy_alone(plan))
     plan = replaced(plan, bucket_views=False, device="cpu", attention="auto", loss_dtype="float32")
     held = [model_states(replaced(plan, strategy=name)) for name in ("ddp", "zero-1")]
     assert held[0] >= held[1]
@@ -127,7 +134,7 @@ def test_dividing_more_never_holds_more(plan: Plan) -> None:
 @given(plans(model=shaped_models()))
 def test_kept_activations_are_linear_in_the_micro_batch(plan: Plan) -> None:
     plan = replaced(plan, device="cpu", attention="auto", optimizer="sgd", optimizer_kind="foreach")
-    one, two, three = (kept_activations(ledger(replaced(plan, micro_batch=b))) for b in (1, 2, 3))
+    one, two, three = (kept_activations(ledger(replaced(plan, micro_batch=b), 0)) for b in (1, 2, 3))
     assert three - two == two - one
 
 
@@ -135,7 +142,7 @@ def test_kept_activations_are_linear_in_the_micro_batch(plan: Plan) -> None:
 def test_kept_activations_are_linear_in_tokens_with_fused_attention(plan: Plan) -> None:
     plan = replaced(plan, device="cpu", attention="flash" if not plan.dropout else "auto", dropout=0.0)
     plan = replaced(plan, model=dataclasses.replace(plan.model, context=99))
-    one, two, three = (kept_activations(ledger(replaced(plan, tokens=s))) for s in (8, 16, 24))
+    one, two, three = (kept_activations(ledger(replaced(plan, tokens=s), 0)) for s in (8, 16, 24))
     assert three - two == two - one
 
 
@@ -171,7 +178,7 @@ def test_checkpointing_never_keeps_more_activations(plan: Plan) -> None:
     for every in (1, 2):
         checkpointed = replaced(plain, checkpoint_every=every)
         # Every checkpoint keeps its input, which the plain run may share with what a layer saves anyway.
-        assert kept_activations(ledger(checkpointed)) <= kept_activations(ledger(plain))
+        assert kept_activations(ledger(checkpointed, 0)) <= kept_activations(ledger(plain, 0))
 
 
 @given(plans())

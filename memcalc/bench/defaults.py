@@ -113,7 +113,9 @@ FRAMEWORKS = (
         defaults={
             "torch": Default("2.4", "fms-acceleration scripts/benchmarks/refs: torch 2.4"),
             "optimizer_kind": Default("foreach", "TrainingArguments.optim: adamw_torch, torch.optim.AdamW as it is"),
-            "loss": Default("float32", "transformers/loss/loss_utils.py, ForCausalLMLoss: logits.float()"),
+            "loss": Default(
+                "shifted", "transformers/loss/loss_utils.py of 4.48, ForCausalLMLoss: float32 logits, shifted and copied"
+            ),
         },
     ),
     Framework(

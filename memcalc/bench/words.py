@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from memcalc.bench.cards import gpu_of
 from memcalc.bench.layouts import strategy_of
+from memcalc.bench.losses import loss_of
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
@@ -25,17 +25,8 @@ _NOTED = (
     (r"\bAdapter\b", "adapters", False),
     (r"fused in backward|optimizer_in_bwd", "the optimizer's step inside backward", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
-    (r"(fused|chunked) (linear )?(cross.entropy|CE\b)|chunked loss", "fused or chunked loss", True),
-    (r"fused Triton", "Triton kernels for norm, rotary positions and loss", True),
+    (r"fused Triton", "Triton kernels for norm and rotary positions", True),
 )  # fmt: skip
-# The framework's loss → the plan's fields for it, and what stays uncounted.
-_LOSSES: dict[str, tuple[dict[str, Any], str]] = {
-    "logits, kept": (
-        {"loss_dtype": "logits", "keep_logits": True},
-        "the loss is taken of the 16-bit logits, which are kept",
-    ),
-    "float32, kept": ({}, "the source keeps its float32 logits through backward, which is not counted"),
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,7 +89,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             gpu=gpu,
             torch=torch,
             allocator=reading.default("allocator"),
-            **_loss(reading),
+            **loss_of(reading, precision, tokens),
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
@@ -117,17 +108,6 @@ def _extras(reading: Reading) -> None:
     for pattern, reason, only_less in _NOTED:
         if re.search(pattern, row["notes"]):
             reading.lack(reason, only_less=only_less)
-    if row["vocab"] and reading.default("loss") in ("chunked", "fused"):
-        reading.lack("fused or chunked loss", only_less=True)
-
-
-def _loss(reading: Reading) -> dict[str, Any]:
-    """Only a model with a vocabulary has logits of a size that counts."""
-    loss = reading.default("loss") if reading.row["vocab"] else ""
-    fields, said = _LOSSES.get(loss, ({}, ""))
-    if said:
-        reading.assume(said)
-    return fields
 
 
 def _torch(reading: Reading) -> str:

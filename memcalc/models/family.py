@@ -43,6 +43,8 @@ class Family:
     """What one sample is: ``tokens``, ``features`` or nothing that is known."""
     buffers: Callable[[Plan], list[tuple[str, tuple[int, ...], str]]] = lambda plan: []
     """Tensors that live between steps and are no parameters: name, shape, dtype."""
+    divides: str = ""
+    """How tensor parallel divides it, in words of ``memcalc.tensor_parallel``; blank where it cannot."""
     opaque: bool = False
     """Only its size is known: neither its tensors one by one nor its matrix products."""
     sequences: int = 1
