@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.hardware import GPUS, Gpu
-from memcalc.ledger import ledger
+from memcalc.ledger import fullest, skeleton
 from memcalc.outside import communicators, device_range, outside
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
@@ -29,6 +29,8 @@ class Estimate:
     """What a plan needs on its fullest rank; all sizes in bytes."""
 
     plan: Plan
+    stage: int = 0
+    """The pipeline stage that is estimated, from 0."""
     timeline: Timeline
     peak: Peak
     """The ``allocated`` meter over the whole run: what decides whether it survives."""
@@ -62,21 +64,23 @@ class Estimate:
         }
 
 
-def estimate(plan: Plan) -> Estimate:
-    """Estimate one plan.
+def estimate(plan: Plan, stage: int | None = None) -> Estimate:
+    """Estimate one plan: its fullest rank, in a pipeline on the ``stage`` asked for or on the fullest.
 
     >>> from memcalc.models import Model
     >>> billion = Model(name="1e9 parameters", family="size", parameters=10**9)
     >>> estimate(Plan(model=billion, optimizer="adam")).peak.bytes
     20000000000
     """
-    timeline = ledger(plan)
+    stage, bones = fullest(plan) if stage is None else (stage, skeleton(plan, stage))
+    timeline = bones.at(plan.micro_batch)
     peak, gpu = timeline.peak(), plan.gpu_row
     capacity = gpu.usable_bytes - outside(plan, gpu).point if gpu else None
     reserved = reserved_range(plan, timeline, capacity=capacity)
     device = device_range(plan, reserved, gpu)
     return Estimate(
         plan=plan,
+        stage=stage,
         timeline=timeline,
         peak=peak,
         steady=timeline.steady(),
@@ -85,7 +89,7 @@ def estimate(plan: Plan) -> Estimate:
         host=host_bytes(plan, peak.bytes),
         parameters=sum(weight.numel for weight in plan.family.weights(plan.model)),
         verdict=verdict(plan, device, gpu),
-        assumptions=tuple(assumptions(plan, reserved)),
+        assumptions=tuple(assumptions(plan, reserved, stage)),
     )
 
 
@@ -135,9 +139,11 @@ def _activations_known(plan: Plan) -> bool:
     return not plan.family.opaque or bool(model.layer_bytes or (model.features and model.layers))
 
 
-def assumptions(plan: Plan, reserved: Range) -> list[str]:
+def assumptions(plan: Plan, reserved: Range, stage: int = 0) -> list[str]:
     """What the estimate takes for granted, in sentences."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
+    if plan.layout.pipeline > 1:
+        said.append(f"pipeline stage {stage} of 0 to {plan.layout.pipeline - 1} is the fullest")
     if plan.family.assumption:
         said.append(plan.family.assumption)
     if not _activations_known(plan):

@@ -136,6 +136,7 @@ class _Step:
         tape, plan, stage, layout = self.tape, self.plan, self.stage, self.plan.layout
         build_whole(tape, plan, self.hooks)
         self.hooks.states()
+        self.standing = plan.family.standing(tape, self.local)
         resume(tape, plan, self.hooks)
         if stage.of > 1:
             self.links.open(tape)
@@ -175,6 +176,7 @@ class _Step:
         tape.moment = "start"
         if part.first or part.last:
             self.batch = self.make_batch()
+        beside = self.plan.family.beside(tape, self.local) if part.first or part.last else []
         tape.moment = "forward"
         x = self.batch[0] if part.first else self.links.receive(flight.entry, flight.kept)
         hooks.begin_forward()
@@ -198,6 +200,7 @@ class _Step:
             else:
                 flight.output = self.links.send(output, flight.kept)
         flight.graph = tape.take_graph()
+        del beside
         return flight
 
     def backward_pass(self, part: Stretch, flight: _Flight) -> None:

@@ -33,6 +33,9 @@ _PARTS = {
     ("active", "device"): ("cache and outside", "the allocator's cache, the CUDA context, NCCL, other processes"),
     ("reserved", "device"): ("outside torch", "the CUDA context, NCCL, libraries, other processes on the card"),
 }
+# nvidia-smi counts memory torch cannot use: 16384 MiB of a T4 without ECC (NVIDIA's data sheet: 16 GB) are 1.10 of the
+# catalog's 14.56 GiB, the widest such gap. More than this is not that card.
+BEYOND_TORCH = 1.15
 COMPARE = "compare an estimate's allocated peak with max_memory_allocated (the peak), not with memory_allocated (now)"
 
 
@@ -104,6 +107,11 @@ def _check(known: dict[str, int], gpu: Gpu | None) -> None:
         raise InputError(
             f"reserved {format_both(known['reserved'])} is more than torch can use of {gpu.name}, "
             f"{format_both(gpu.usable_bytes)}; is it another card?"
+        )
+    if gpu is not None and "device" in known and known["device"] > BEYOND_TORCH * gpu.usable_bytes:
+        raise InputError(
+            f"device {format_both(known['device'])} is more than there is on {gpu.name}, of which torch can use "
+            f"{format_both(gpu.usable_bytes)}; is it another card, or the sum of several?"
         )
 
 

@@ -85,9 +85,9 @@ class Plan:
     """The card it shall fit on, by catalog name; None leaves the verdict open."""
     torch: str = "2.13"
     """torch version, major.minor: what older ones kept in memory differs."""
+    loss: Loss = Loss()
     allocator: str = ""
     """PYTORCH_CUDA_ALLOC_CONF as the run has it."""
-    loss: Loss = Loss()
     layout: Layout = Layout()
     implementation: Implementation = Implementation()
     adapter: Adapter = Adapter()
@@ -170,15 +170,9 @@ class Plan:
     @property
     def groups(self) -> tuple[Group, ...]:
         return (
-            self.loss,
-            self.layout,
-            self.implementation,
-            self.adapter,
-            self.fsdp,
-            self.deepspeed,
-            self.offload,
+            self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload,
             self.startup,
-        )
+        )  # fmt: skip
 
     @property
     def untrained(self) -> str:

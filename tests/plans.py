@@ -22,9 +22,11 @@ __all__ = [
     "DROPOUT",
     "attentions",
     "berts",
+    "divided",
     "gpt2s",
     "llamas",
     "losses",
+    "megatrons",
     "mlps",
     "models",
     "moes",
@@ -142,6 +144,21 @@ def sizes(draw: st.DrawFn) -> Model:
     )  # fmt: skip
 
 
+@st.composite
+def megatrons(draw: st.DrawFn, max_layers: int = 2) -> Model:
+    """Megatron's GPT with every option, and heads and widths that 2 and 4 divide."""
+    kv_heads = draw(st.sampled_from([2, 4]))
+    heads = kv_heads * draw(st.sampled_from([1, 2]))
+    return Model(
+        name="drawn-megatron", family="megatron", layers=draw(st.integers(1, max_layers)),
+        hidden=heads * draw(st.sampled_from([8, 16])), heads=heads, kv_heads=kv_heads, ffn=4 * draw(st.integers(1, 50)),
+        vocab=draw(st.integers(2, 300)), context=draw(st.sampled_from([8, 16, 32])), tied=draw(st.booleans()),
+        gated=draw(st.booleans()), norm=draw(st.sampled_from(["", "layer", "rms"])),
+        positions=draw(st.sampled_from(["", "learned", "rotary", "alibi"])), embedding_norm=draw(st.booleans()),
+        biases=draw(st.sampled_from([(), ("qkv",), ("qkv", "out", "mlp")])),
+    )  # fmt: skip
+
+
 def token_models() -> st.SearchStrategy[Model]:
     """Models that read tokens."""
     return st.one_of(gpt2s(), llamas(), berts(), moes())
@@ -190,7 +207,7 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 @st.composite
 def pipelines(draw: st.DrawFn, model: Model) -> Layout:
     """Ways to divide a model's layers over up to three stages, most often none."""
-    parts = [(stages, chunks) for stages in (1, 2, 3) for chunks in (1, 2, 3) if stages * chunks <= model.layers]
+    parts = [(stages, chunks) for stages in (2, 3) for chunks in (1, 2) if stages * chunks <= model.layers]
     stages, chunks = draw(st.sampled_from([(1, 1), *parts]))
     if stages == 1:
         return Layout()
@@ -257,3 +274,30 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
     )
+
+
+@st.composite
+def divided(draw: st.DrawFn) -> Plan:
+    """Plans of every family that tensor parallel can divide, with tensor, sequence and context parallel drawn."""
+    drawn = draw(plans(model=st.one_of(gpt2s(), llamas())))
+    model, tokens = draw(st.one_of(st.just(drawn.model), megatrons())), 8
+    if model.family != "megatron":
+        model = dataclasses.replace(model, ffn=4 * -(-model.ffn // 4))
+    megatron = model.family == "megatron"
+    precision = draw(st.sampled_from(["fp32", "bf16"])) if megatron else drawn.precision
+    low = PRECISIONS[precision].compute != "float32"
+    flash = drawn.device == "cuda" and low and not (megatron and model.positions == "alibi")
+    tensor = draw(st.sampled_from([n for n in (1, 2, 4) if not model.kv_heads % n]))
+    context = draw(st.sampled_from([1, 2])) if flash else 1
+    layout = Layout(
+        tensor=tensor, sequence=tensor > 1 and draw(st.booleans()), context=context,
+        loss_parallel=tensor > 1 and not megatron and draw(st.booleans()),
+        copied_logits=megatron and draw(st.booleans()),
+    )  # fmt: skip
+    attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
+    return dataclasses.replace(
+        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.ranks * layout.model_parallel, nodes=1,
+        layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
+        loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
+        loss_dtype="float32", keep_logits=False,
+    )  # fmt: skip

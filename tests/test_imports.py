@@ -23,7 +23,7 @@ LAYERS = [
     ["groups", "schedules", "engines"],
     ["layout"],
     ["tape"],
-    ["ops", "norms", "positions", "attention", "convolution", "experts"],
+    ["ops", "norms", "positions", "context_parallel", "attention", "convolution", "experts"],
     ["tensor_parallel", "vocab_parallel", "megatron", "cross_entropy"],
     ["models"],
     ["optimizers", "strategies", "implementation", "adapters", "fsdp", "deepspeed", "offload", "loss", "startup"],

@@ -96,6 +96,34 @@ def rows(model: Model, tokens: int, weight: Weight) -> float:
     return 0 if looked_up else every_token(model, tokens, weight)
 
 
+# transformer_engine/pytorch/cpp_extensions/gemm.py, get_cublas_workspace_size_bytes: from compute capability 9 on, before.
+ENGINE_WORKSPACE, ENGINE_WORKSPACE_BEFORE = 33_554_432, 4_194_304
+
+
+def buffers(plan: Plan) -> list[tuple[str, tuple[int, ...], str]]:
+    """Transformer Engine takes a workspace for its products, once."""
+    gpu = plan.gpu_row
+    if plan.implementation.megatron != "transformer-engine" or gpu is None or gpu.capability is None:
+        return []
+    size = ENGINE_WORKSPACE if gpu.capability >= (9, 0) else ENGINE_WORKSPACE_BEFORE
+    return [("Transformer Engine's workspace", (size,), "uint8")]
+
+
+def standing(t: Tape, plan: Plan) -> list[Storage]:
+    """The core's own attention makes its scores in one tensor that is never freed."""
+    if plan.implementation.megatron != "core" or plan.kernel == "flash":
+        return []
+    shape = (plan.model.heads, plan.tokens, plan.tokens)
+    return [t.allocate("scores made before", shape, t.weight_dtype, "buffers")]
+
+
+def beside(t: Tape, plan: Plan) -> list[Storage]:
+    """The mask of every sample, which the core's data loader makes (--create-attention-mask-in-dataloader)."""
+    if plan.implementation.megatron == "auto":
+        return []
+    return [t.allocate("attention mask", (plan.tokens, plan.tokens), "bool", "inputs")]
+
+
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
     model = plan.model
     x = embedding(t, ids, "word_embeddings")
@@ -146,7 +174,8 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
     if plan.kernel == "flash":
         x = fused_attention(t, q, k, v, name, kind="flash", heads=model.heads, dropout=plan.dropout)
     else:
-        x = core_attention(t, q, k, v, name, heads=model.heads, head=model.head_width, dropout=plan.dropout)
+        anew = plan.implementation.megatron != "core"
+        x = core_attention(t, q, k, v, name, heads=model.heads, head=model.head_width, dropout=plan.dropout, anew=anew)
     del q, k, v
     return leave_products(t, ops.linear(t, x, f"{name}.dense", bias=False), f"{name}.dense")
 
@@ -176,6 +205,9 @@ MEGATRON = Family(
     reads="tokens",
     divides="megatron",
     check=check,
+    buffers=buffers,
+    standing=standing,
+    beside=beside,
     weights=weights,
     rows=rows,
     enter=enter,
