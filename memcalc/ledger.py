@@ -187,7 +187,7 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if self.plan.layout.copied_logits:
+                if self.plan.layout.copied_logits or self.plan.loss.float_output:
                     output = ops.cast(tape, output, "float32", "logits")
                 opaque = self.plan.family.opaque
                 loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])

@@ -34,6 +34,7 @@ class Loss(Group):
     )
     chunk_head: bool = knob(False, "--chunk-head", "The head's product is made chunk by chunk too.")
     shift_copy: bool = knob(False, "--shift-logits", "logits[:, :-1] are copied, as transformers did up to 4.49.")
+    float_output: bool = knob(False, "--float-output", "The model itself returns float32 logits.")
     vocab_multiple: int = knob(1, "--vocab-multiple", "The vocabulary is padded to a multiple of this.", least=1)
 
     def check(self, plan: Plan) -> None:
@@ -51,6 +52,8 @@ class Loss(Group):
             raise PlanError(f"loss chunks {self.chunks} are more than the {plan.tokens} tokens")
         if self.shift_copy and (self.chunks or not self.whole_logits):
             raise PlanError("shift logits: only whole logits are copied; leave out --loss-chunks")
+        if self.float_output and not self.whole_logits:
+            raise PlanError("float output: with this loss the model returns no whole logits")
         if plan.keep_logits and not self.whole_logits:
             raise PlanError("keep logits: there are no whole logits to keep with this loss")
 

@@ -27,7 +27,7 @@ _FORMS: dict[str, tuple[dict[str, Any], str]] = {
         {"loss_dtype": "logits", "keep_logits": True},
         "the loss is taken of the 16-bit logits, which are kept",
     ),
-    "float32, kept": ({}, "the source keeps its float32 logits through backward, which is not counted"),
+    "float32, kept": ({"loss": Loss(float_output=True), "keep_logits": True}, ""),
     "fused": ({"loss": Loss(form="fused")}, ""),
     "fused linear": ({"loss": Loss(form="fused-linear")}, "fused linear cross-entropy is counted as Liger's"),
     "cut": ({"loss": Loss(form="cut")}, ""),
