@@ -126,9 +126,9 @@ FAULTS = [
     ),
     Fault(
         name="sharded gradients lie on the computation's stream",
-        file="reserved.py",
-        right='" shards gradient": 2',
-        wrong='" shards gradient": 0',
+        file="streams.py",
+        right='" gather": 1, " shards gradient": 2',
+        wrong='" gather": 1, " shards gradient": 0',
     ),
     Fault(
         name="states are made in the first step even of a resumed run",

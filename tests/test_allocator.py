@@ -21,7 +21,8 @@ from memcalc.ledger import ledger
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.replay import replay
-from memcalc.reserved import STREAMS, replayed, run, streams
+from memcalc.reserved import replayed, run
+from memcalc.streams import STREAMS, stream_of
 
 MIB = 2**20
 KIB = 2**10
@@ -574,7 +575,7 @@ def test_after_the_second_step_nothing_more_is_reserved(name: str, options: Allo
 @settings(max_examples=40, deadline=None)
 def test_a_run_is_construction_and_steps_that_repeat(plan: Plan) -> None:
     timeline = ledger(plan)
-    totals = [sum(size for _, size in run(timeline, steps)) for steps in (1, 2, 3)]
+    totals = [sum(size for _, size in run(plan, timeline, steps)) for steps in (1, 2, 3)]
     assert totals[0] == totals[1] == totals[2]
     found = replayed(plan, timeline)
     assert found.peak_reserved >= found.peak_allocated >= timeline.peak().bytes
@@ -585,7 +586,7 @@ def test_a_run_is_construction_and_steps_that_repeat(plan: Plan) -> None:
 def test_the_optimizers_states_come_after_the_first_backward() -> None:
     plan = NAMED["single"]
     timeline = ledger(plan)
-    events = run(timeline, 1)
+    events = run(plan, timeline, 1)
     states = [
         i for i, (ident, _) in enumerate(events) if timeline.names[ident % len(timeline.names)].endswith(" state")
     ]
@@ -598,8 +599,8 @@ def test_the_optimizers_states_come_after_the_first_backward() -> None:
 def test_collectives_of_fully_shard_have_streams_of_their_own() -> None:
     plan = NAMED["fsdp"]
     timeline = ledger(plan)
-    assert set(streams(plan, timeline).values()) == set(STREAMS.values())
-    assert streams(NAMED["ddp"], ledger(NAMED["ddp"])) == {}
+    assert set(stream_of(plan, timeline.names).values()) == set(STREAMS["2"].values())
+    assert stream_of(NAMED["ddp"], ledger(NAMED["ddp"]).names) == {}
     found = replayed(plan, timeline)
     # The shards of the gradients, 6.74e9 parameters / 8 ranks * 4 B, are all on the reduce-scatter's stream.
     shards = sum(weight.numel for weight in plan.family.weights(plan.model)) / 8 * 4

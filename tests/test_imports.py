@@ -30,7 +30,8 @@ LAYERS = [
     ["plan"],
     ["sharding", "stages"],
     ["parallel", "pipeline"],
-    ["ledger", "reserved"],
+    ["ledger", "streams"],
+    ["reserved"],
     ["outside"],
     ["estimate"],
     [

@@ -208,7 +208,7 @@ def test_reserved_lies_between_the_tensors_and_all_that_was_ever_asked_for(plan:
     assert held.peak_reserved % (2 * MIB) == 0
     assert held.peak_allocated <= held.peak_reserved
     # Were nothing ever reused, each request would have a segment of its own.
-    options, asked = plan.allocator_options, [size for _, size in run(timeline) if size > 0]
+    options, asked = plan.allocator_options, [size for _, size in run(plan, timeline) if size > 0]
     segment = Allocator(options).segment_size
     streams = len(held.by_stream)
     assert held.peak_reserved <= sum(segment(options.round(size)) for size in asked) + 2 * streams * 20 * MIB
