@@ -59,8 +59,12 @@ def most_reserved(plan: Plan, allocated: int) -> int:
     return int(allocated * RESERVED_OVER_ALLOCATED[scattered]) + SEGMENT
 
 
-def reserved_range(plan: Plan, timeline: Timeline, *, capacity: int | None = None) -> Range:
-    """What the caching allocator holds at most; on a CPU there is no such allocator. ``capacity`` is what torch can have.
+def reserved_range(
+    plan: Plan, timeline: Timeline, *, capacity: int | None = None, free: Reserved | None = None
+) -> Range:
+    """What the caching allocator holds at most; on a CPU there is no such allocator.
+
+    ``capacity`` is what torch can have of the card, ``free`` the replay on a card without an end, where it is known.
 
     low    the allocated peak: on a full card every segment without a tensor is given back
     point  the replay on a card of ``capacity``; without an end where even that is not enough
@@ -69,7 +73,7 @@ def reserved_range(plan: Plan, timeline: Timeline, *, capacity: int | None = Non
     allocated = timeline.peak().bytes
     if plan.device == "cpu":
         return Range(low=allocated, point=allocated, high=allocated)
-    free = replayed(plan, timeline)
+    free = free or replayed(plan, timeline)
     point = free.peak_reserved
     if capacity is not None and point > capacity:
         full = replayed(plan, timeline, capacity=capacity)

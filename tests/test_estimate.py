@@ -11,6 +11,8 @@ from memcalc.hardware import GPUS
 from memcalc.models import MODELS, Model
 from memcalc.outside import outside
 from memcalc.plan import Plan
+from memcalc.reserved import replayed
+from memcalc.units import format_both
 
 GB, MIB = 10**9, 2**20
 
@@ -72,6 +74,17 @@ def test_cublas_workspaces_of_a_known_card_are_counted_until_torch_2_15(gpu: str
     without = estimate(GPT2).peak.bytes
     assert estimate(dataclasses.replace(GPT2, gpu=gpu)).peak.bytes == without + 2 * workspace
     assert estimate(dataclasses.replace(GPT2, gpu=gpu, torch="2.15")).peak.bytes == without
+
+
+def test_what_blocks_hold_beside_their_tensors_is_said() -> None:
+    plan = dataclasses.replace(GPT2, model=MODELS["gpt2-xl"])
+    found = estimate(plan)
+    beside = replayed(plan, found.timeline).peak_allocated - found.peak.bytes
+    assert 0 < beside < 0.02 * found.peak.bytes
+    assert any(f"may be {format_both(beside)} higher" in line for line in found.assumptions)
+    expandable = estimate(dataclasses.replace(plan, allocator="expandable_segments:True"))
+    assert not any("higher" in line for line in expandable.assumptions)
+    assert expandable.reserved.point < found.reserved.point
 
 
 def test_a_full_card_makes_the_allocator_give_its_cache_back() -> None:
