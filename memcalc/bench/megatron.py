@@ -41,7 +41,7 @@ def flags_of(reading: Reading) -> dict[str, str]:
     {'swiglu': '', 'kv-channels': '64'}
     """
     found = _FLAGS.search(reading.row["notes"])
-    parts = found[1].split(", ") if found else []
+    parts = re.sub(r",? ?virtual pipeline.*", "", found[1]).split(", ") if found else []
     return {name: value for name, _, value in (part.strip().partition("=") for part in parts)}
 
 

@@ -26,7 +26,7 @@ def score(row: Row) -> Score:
     if said.plan is None:
         return _skipped(row, said, [lack.reason for lack in said.lacks])
     try:
-        found = estimate(said.plan)
+        found = estimate(said.plan, said.stage)
     except InputError as error:
         return _skipped(row, said, [f"no estimate: {str(error).replace(';', ',')}"])
     if said.lacks and found.peak.moment != "step":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.bench.cards import gpu_of
-from memcalc.bench.layouts import strategy_of
+from memcalc.bench.layouts import stage_of, strategy_of
 from memcalc.bench.losses import loss_of
 from memcalc.bench.megatron import megatron_run
 from memcalc.bench.reading import Lack, Reading
@@ -42,6 +42,8 @@ class Said:
     allocator: AllocatorOptions
     same_card: bool
     """The plan's card has the memory of the row's, so that a verdict and a full card mean something."""
+    stage: int | None = None
+    """The pipeline stage the row was read on; None where that is not said, and the fullest is taken."""
     context: Bounds | None = None
     """Bytes outside of torch that the source itself states."""
 
@@ -62,6 +64,7 @@ def say(row: Row) -> Said:
         lacks=lacks,
         allocator=allocator,
         same_card=same_card,
+        stage=stage_of(row, plan),
         context=context,
     )
 
