@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.hardware import GPUS, Gpu
-from memcalc.ledger import ledger
+from memcalc.ledger import fullest, skeleton
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.timeline import Peak, Timeline
@@ -34,6 +34,8 @@ class Estimate:
     """What one training step of a plan needs on its fullest rank; all sizes in bytes."""
 
     plan: Plan
+    stage: int = 0
+    """The pipeline stage that is estimated, from 0."""
     timeline: Timeline
     peak: Peak
     """The ``allocated`` meter."""
@@ -65,20 +67,22 @@ class Estimate:
         }
 
 
-def estimate(plan: Plan) -> Estimate:
-    """Estimate one plan.
+def estimate(plan: Plan, stage: int | None = None) -> Estimate:
+    """Estimate one plan: its fullest rank, in a pipeline on the ``stage`` asked for or on the fullest.
 
     >>> from memcalc.models import Model
     >>> billion = Model(name="1e9 parameters", family="size", parameters=10**9)
     >>> estimate(Plan(model=billion, optimizer="adam")).peak.bytes
     20000000000
     """
-    timeline = ledger(plan)
+    stage, bones = fullest(plan) if stage is None else (stage, skeleton(plan, stage))
+    timeline = bones.at(plan.micro_batch)
     peak = timeline.peak()
     reserved = reserved_range(plan, peak.bytes)
     device = device_range(plan, reserved, plan.gpu_row)
     return Estimate(
         plan=plan,
+        stage=stage,
         timeline=timeline,
         peak=peak,
         reserved=reserved,
@@ -86,7 +90,7 @@ def estimate(plan: Plan) -> Estimate:
         host=host_bytes(plan, peak.bytes),
         parameters=sum(weight.numel for weight in plan.family.weights(plan.model)),
         verdict=verdict(plan, device, plan.gpu_row),
-        assumptions=tuple(assumptions(plan)),
+        assumptions=tuple(assumptions(plan, stage)),
     )
 
 
@@ -164,9 +168,11 @@ def _activations_known(plan: Plan) -> bool:
     return not plan.family.opaque or bool(model.layer_bytes or (model.features and model.layers))
 
 
-def assumptions(plan: Plan) -> list[str]:
+def assumptions(plan: Plan, stage: int = 0) -> list[str]:
     """What the estimate takes for granted, in sentences."""
     said = ["the peak of a steady step, from the second step on, on the fullest rank"]
+    if plan.layout.pipeline > 1:
+        said.append(f"pipeline stage {stage} of 0 to {plan.layout.pipeline - 1} is the fullest")
     if plan.family.assumption:
         said.append(plan.family.assumption)
     if not _activations_known(plan):

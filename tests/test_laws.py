@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from math import lcm
 
 import numpy as np
 from hypothesis import given, settings
@@ -41,6 +42,11 @@ def model_states(plan: Plan) -> int:
 def with_states_that_divide(plan: Plan) -> Plan:
     """8-bit Adam keeps tensors below 4096 elements in 32 bit, so that a smaller shard may cost more."""
     return replaced(plan, optimizer="adamw", optimizer_kind="foreach") if plan.optimizer == "adamw-8bit" else plan
+
+
+def padding(plan: Plan) -> int:
+    """Bytes by which the distributed optimizer's buffers may be longer than the weights, weight, gradient and states."""
+    return 20 * lcm(plan.ranks, 128) if plan.strategy == "megatron-distributed" else 0
 
 
 def divided_by_strategy_alone(plan: Plan) -> Plan:
@@ -93,7 +99,8 @@ def test_on_one_rank_every_strategy_holds_the_same_states(plan: Plan) -> None:
         plan = replaced(plan, bucket_views=False)
     if plan.device == "cuda" or plan.strategy == "fsdp-no-shard":
         plan, alone = (replaced(p, device="cpu", attention="auto", dropout=0.0, model=p.model) for p in (plan, alone))
-    assert model_states(replaced(plan, ranks=1, nodes=1)) == model_states(alone)
+    plan = replaced(plan, ranks=1, nodes=1)
+    assert 0 <= model_states(plan) - model_states(alone) <= padding(plan)
 
 
 @given(plans(max_ranks=6))
@@ -102,7 +109,7 @@ def test_the_fullest_rank_holds_an_equal_share_or_more_and_never_more_than_every
     plan = replaced(plan, device="cpu", attention="auto", bucket_views=False, loss_dtype="float32")
     whole = model_states(replaced(plan, strategy="single", ranks=1, nodes=1))
     here = model_states(plan)
-    assert here <= whole
+    assert here <= whole + padding(plan)
     assert here * plan.ranks >= whole
 
 
@@ -112,7 +119,8 @@ def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
     if plan.strategy in ("single", "zero-1"):
         return
     plan = with_states_that_divide(divided_by_strategy_alone(plan))
-    assert model_states(replaced(plan, ranks=plan.ranks + 1)) <= model_states(plan)
+    more = replaced(plan, ranks=plan.ranks + 1)
+    assert model_states(more) <= model_states(plan) + padding(more)
 
 
 @given(plans())
