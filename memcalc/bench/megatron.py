@@ -55,6 +55,9 @@ def megatron_model(reading: Reading, numbers: dict[str, Any]) -> Model:
     large = bigscience and numbers["vocab"] > 200_000
     if bigscience:
         reading.assume("the embedding is normalised, and tr11 adds ALiBi to its scores: the project's scripts")
+    if "swiglu" in flags and "ffn-hidden-size" not in flags:
+        # megatron/training/arguments.py, validate_args: two products of two thirds of the width, in multiples of 64.
+        numbers = numbers | {"ffn": 8 * numbers["hidden"] // 3 // 64 * 64}
     positions = {"rope": "rotary", "none": "rotary"}.get(flags.get("position-embedding-type", ""), "learned")
     return Model(
         name=reading.row["model"],
@@ -77,6 +80,8 @@ def megatron_run(reading: Reading, tensor: int) -> dict[str, Any]:
     rates = {float(flags.get(f"{part}-dropout", "0.1")) for part in ("hidden", "attention")}
     if len(rates) > 1:
         reading.lack("dropout of attention that differs from that of the rest")
+    if int(flags.get("num-distributed-optimizer-instances", "1")) > 1:
+        reading.lack("several instances of Megatron's distributed optimizer")
     reading.assume(f"dropout {min(rates)}: megatron/training/arguments.py, or the row's own flag")
     multiple = int(flags.get("make-vocab-size-divisible-by", "128")) * tensor
     # Megatron's and DeepSpeed's checkpoints are autograd functions of their own that run whole blocks again.
