@@ -26,6 +26,7 @@ from memcalc.cli.bench import FACTS
 from memcalc.errors import FileError, InputError
 from memcalc.estimate import estimate
 from memcalc.hardware import GPUS
+from memcalc.layout import Layout
 from memcalc.plan import Plan
 from memcalc.reserved import replayed
 
@@ -178,12 +179,45 @@ def test_strategies_that_are_there(text: str, cards: str, strategy: str, ranks: 
 
 
 @pytest.mark.parametrize(
+    ("text", "cards", "notes", "layout"),
+    [
+        ("fsdp2+tp4", "8", "", Layout(tensor=4)),
+        ("fsdp2+tp4", "8", "sequence parallel", Layout(tensor=4, sequence=True)),
+        ("fsdp2+cp4", "8", "", Layout(context=4)),
+        ("ddp+dp1+tp1+pp4", "4", "", Layout(pipeline=4)),
+        ("ddp+dp2+pp4", "8", "virtual pipeline 1", Layout(pipeline=4, chunks=3, schedule="interleaved")),
+        ("ddp+dp2+pp4", "8", "partition type:transformer|embedding", Layout(pipeline=4, ends=True)),
+        ("tp4+pp2+dp1", "8", "", Layout(tensor=4, pipeline=2)),
+    ],
+)
+def test_degrees_of_a_layout(text: str, cards: str, notes: str, layout: Layout) -> None:
+    plan = plan_of(strategy=text, n_gpus=cards, notes=notes, grad_accum="4")
+    assert (plan.layout, plan.ranks) == (layout, int(cards))
+
+
+def test_megatrons_flags_say_what_its_model_is() -> None:
+    notes = (
+        "transformer_engine layers; sequence parallel; flags: swiglu, disable-bias-linear, position-embedding-type=rope"
+    )
+    cells = {
+        "source": "NVIDIA/Megatron-LM tests", "model": "Megatron GPT 12 layers h512", "hidden": "512", "heads": "8",
+        "kv_heads": "8", "ffn": "2048", "n_params": "", "strategy": "zero1+dp2+tp4+pp1", "n_gpus": "8",
+        "param_dtype": "bf16+fp32 master", "compute_dtype": "bf16", "optimizer": "Adam (fused)", "attention": "unfused",
+    }  # fmt: skip
+    plan = plan_of(notes=notes, **cells)
+    assert (plan.strategy, plan.layout) == ("megatron-distributed", Layout(tensor=4, sequence=True))
+    # 8/3 of the width in multiples of 64; the vocabulary in multiples of 128 for each of four ranks.
+    assert (plan.model.ffn, plan.model.vocab, plan.model.biases, plan.model.positions) == (1344, 50688, (), "rotary")
+    assert (plan.dropout, plan.attention, plan.implementation.megatron) == (0.1, "eager", "transformer-engine")
+    assert lacks_of(notes="flags: multi-latent-attention", **cells) == ["Megatron's --multi-latent-attention"]
+    last = say(row_of(notes="read on the last rank", **cells | {"strategy": "ddp+dp2+tp2+pp2"}))
+    assert last.stage == 1
+
+
+@pytest.mark.parametrize(
     ("text", "cards", "missing"),
     [
-        ("fsdp2+tp4", "8", ["tensor parallel"]),
-        ("fsdp2+cp4", "8", ["context parallel"]),
-        ("ddp+dp1+tp1+pp4", "4", ["pipeline parallel"]),
-        ("tp4+pp16+dp1", "64", ["tensor parallel", "pipeline parallel"]),
+        ("tp4+pp16+dp2", "128", ["data parallel of a kind that is not stated"]),
         ("zero1+dp8+tp1+pp1", "8", ["DeepSpeed's or Megatron's ZeRO 1"]),
         ("zero3[8]", "8", ["DeepSpeed's ZeRO 3"]),
         ("hsdp8", "8", ["hybrid sharding"]),
@@ -226,10 +260,9 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "missing"),
     [
-        ({"compute_dtype": "fp8(linear)+bf16"}, "8-bit and 4-bit matrix products"),
+        ({"compute_dtype": "mxfp8"}, "8-bit and 4-bit matrix products"),
         ({"param_dtype": "nf4 base + bf16"}, "quantised weights"),
         ({"param_dtype": "int4 (gptq) base"}, "quantised weights"),
-        ({"param_dtype": "fp16+fp32 master"}, "16-bit weights with float32 master copies"),
         ({"param_dtype": ""}, "dtypes are not stated"),
         ({"compute_dtype": "bf16 (autocast)"}, "weights in bf16 with compute in bf16 autocast"),
         ({"optimizer_state_dtype": "fp32"}, "optimizer state dtype fp32 beside weights in bf16"),
@@ -283,7 +316,7 @@ def test_optimizers() -> None:
         ("torchvision resnet50", "convolutional nets"),
         ("vit_base_patch16_224", "vision transformers"),
         ("Mixtral-8x7B", "Mixture of Experts"),
-        ("Megatron-DeepSpeed GPT 181B", "Megatron's GPT layers"),
+        ("Megatron HYBRID layers h1024", "Megatron's GPT layers"),
         ("Gemma-2-27b", "Gemma's layers (soft caps, its own norm)"),
         ("something new", "none for 'something new'"),
     ],

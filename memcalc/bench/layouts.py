@@ -94,6 +94,9 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     engine = reading.default("zero")
     degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
     kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
+    alone = degrees.get("dp") == 1 and layout.model_parallel > 1
+    if alone and not kinds:
+        kinds = ["megatron-ddp"] if engine == "megatron" else ["single"]
     if not kinds and not any(kind in _LACKING for kind in degrees):
         reading.lack("data parallel of a kind that is not stated")
     for kind, degree in degrees.items():
@@ -143,7 +146,7 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
 
 
 def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> int:
-    if name == "single":
+    if name == "single" and "dp" not in degrees:
         return 1
     stated = prod(degree for degree in degrees.values() if degree)
     cards = reading.row.whole("n_gpus")
