@@ -26,5 +26,5 @@ class Implementation(Group):
     Transformer Engine has a cuBLAS workspace of its own. With both, the mask of each sample is part of the batch."""
 
     def check(self, plan: Plan) -> None:
-        if self.megatron != "auto" and plan.model.family != "megatron":
+        if self.megatron != "auto" and not plan.model.family.startswith("megatron"):
             raise PlanError(f"--megatron {self.megatron}: not of the {plan.model.family} family, only of megatron")

@@ -123,7 +123,7 @@ def checkpointing_of(reading: Reading) -> int:
 
 def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
-    if built is None or built.family not in ("gpt2", "llama", "megatron"):
+    if built is None or built.family not in ("gpt2", "llama", "megatron", "megatron-t5"):
         return "auto"
     text = reading.said("attention").lower()
     if text == "te default":

@@ -9,14 +9,13 @@ from memcalc.allocator_options import AllocatorOptions
 from memcalc.bench.cards import gpu_of
 from memcalc.bench.layouts import stage_of, strategy_of
 from memcalc.bench.losses import loss_of
-from memcalc.bench.megatron import megatron_run
+from memcalc.bench.megatron import megatron_run, tokens_of
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
-from memcalc.models import FAMILIES
 from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
 from memcalc.spec import Model
 
@@ -76,13 +75,17 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
     checkpoint = checkpointing_of(reading)
     attention = attention_of(reading, built)
     batch = reading.number("micro_batch_per_gpu")
-    tokens = reading.number("seq_len") if built and FAMILIES[built.family].reads == "tokens" else 0
+    tokens = tokens_of(reading, built)
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
     torch = _torch(reading)
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
-    fields = megatron_run(reading, layout.tensor) if built.family == "megatron" else loss_of(reading, precision, tokens)
+    fields = (
+        megatron_run(reading, layout.tensor)
+        if built.family.startswith("megatron")
+        else loss_of(reading, precision, tokens)
+    )
     try:
         return Plan(
             model=built,
