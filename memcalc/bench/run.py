@@ -58,7 +58,7 @@ def _skipped(row: Row, said: Said, lacks: Sequence[str]) -> Score:
 def _reading(row: Row, said: Said, found: Estimate) -> float:
     """Bytes in the row's meter; a boundary is held against the device."""
     if row.meter == "allocated":
-        return found.peak.bytes
+        return replayed(found.plan, found.timeline, said.allocator).peak_allocated
     card = found.plan.gpu_row
     cards = [card] if card else list(GPUS.values())
     context = said.context or _hull([card.context for card in cards])
