@@ -2,6 +2,8 @@
 
 The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
+    init      where the whole model is built first: that, until each rank has its part
+    resume    where a checkpoint is loaded to the device: that
     start     the next micro batch is made while the last one is still there
     forward   the model, block by block, with checkpointing and sharding around each
     loss      cross-entropy; then the model's output is dropped
@@ -16,7 +18,7 @@ from functools import partial
 from memcalc import ops
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
-from memcalc.parallel import Replicated, make, shard_units
+from memcalc.parallel import Replicated, build_whole, make, resume, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
@@ -132,8 +134,10 @@ class _Step:
 
     def run(self) -> None:
         tape, plan, stage, layout = self.tape, self.plan, self.stage, self.plan.layout
+        build_whole(tape, plan, self.hooks)
         self.hooks.states()
         self.standing = plan.family.standing(tape, self.local)
+        resume(tape, plan, self.hooks)
         if stage.of > 1:
             self.links.open(tape)
         self.batch = self.make_batch()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.adapters import Adapter
+from memcalc.allocator_options import AllocatorOptions
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
 from memcalc.files import read_json, write_text
@@ -24,6 +25,7 @@ from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
+from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
 
 __all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "PLAN_VERSION", "Plan"]
@@ -84,12 +86,15 @@ class Plan:
     torch: str = "2.13"
     """torch version, major.minor: what older ones kept in memory differs."""
     loss: Loss = Loss()
+    allocator: str = ""
+    """PYTORCH_CUDA_ALLOC_CONF as the run has it."""
     layout: Layout = Layout()
     implementation: Implementation = Implementation()
     adapter: Adapter = Adapter()
     fsdp: Fsdp = Fsdp()
     deepspeed: DeepSpeed = DeepSpeed()
     offload: Offload = Offload()
+    startup: Startup = Startup()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -122,6 +127,7 @@ class Plan:
             raise PlanError(f"torch {self.torch} is older than 1.12, the oldest version memcalc knows")
         # Looking a name up refuses an unknown one.
         _ = self.strategy_row, self.precision_row, self.optimizer_row, self.gpu_row, self.family
+        _ = self.allocator_options
         if self.optimizer_kind not in self.optimizer_row.kinds:
             kinds = ", ".join(self.optimizer_row.kinds)
             raise PlanError(f"{self.optimizer} has no {self.optimizer_kind} form; it has: {kinds}")
@@ -163,7 +169,10 @@ class Plan:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return (self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload)
+        return (
+            self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload,
+            self.startup,
+        )  # fmt: skip
 
     @property
     def untrained(self) -> str:
@@ -187,6 +196,10 @@ class Plan:
     @property
     def gpu_row(self) -> Gpu | None:
         return None if self.gpu is None else GPUS[self.gpu]
+
+    @property
+    def allocator_options(self) -> AllocatorOptions:
+        return AllocatorOptions.parse(self.allocator)
 
     @property
     def family(self) -> Any:

@@ -26,11 +26,12 @@ LAYERS = [
     ["ops", "norms", "positions", "context_parallel", "attention", "convolution", "experts"],
     ["tensor_parallel", "vocab_parallel", "megatron", "cross_entropy"],
     ["models"],
-    ["optimizers", "strategies", "implementation", "adapters", "fsdp", "deepspeed", "offload", "loss"],
+    ["optimizers", "strategies", "implementation", "adapters", "fsdp", "deepspeed", "offload", "loss", "startup"],
     ["plan"],
     ["sharding", "stages"],
     ["parallel", "pipeline"],
     ["ledger", "reserved"],
+    ["outside"],
     ["estimate"],
     [
         "coefficients",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from memcalc.allocator_options import AllocatorOptions
-from memcalc.bench.cards import gpu_of
+from memcalc.bench.cards import card_of
 from memcalc.bench.layouts import stage_of, strategy_of
+from memcalc.bench.lengths import settle_length
 from memcalc.bench.losses import loss_of
 from memcalc.bench.megatron import megatron_run, tokens_of
 from memcalc.bench.reading import Lack, Reading
@@ -38,9 +38,8 @@ class Said:
     plan: Plan | None
     assumptions: tuple[str, ...]
     lacks: tuple[Lack, ...]
-    allocator: AllocatorOptions
-    same_card: bool
-    """The plan's card has the memory of the row's, so that a verdict and a full card mean something."""
+    usable: Bounds | None
+    """Bytes torch can use of the row's card, so that a verdict and a full card mean something; None: not known."""
     stage: int | None = None
     """The pipeline stage the row was read on; None where that is not said, and the fullest is taken."""
     context: Bounds | None = None
@@ -50,19 +49,18 @@ class Said:
 def say(row: Row) -> Said:
     """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
+    settle_length(reading)
     built = model_of(reading)
-    gpu, same_card = gpu_of(reading)
+    gpu, usable = card_of(reading)
     plan = _plan(reading, built, gpu)
     context = _context(reading) if row.meter == "device" else None
-    allocator = AllocatorOptions.parse("" if row.meter == "allocated" else reading.default("allocator"))
     lacks = tuple(reading.lacks)
     return Said(
         # What was reserved depends on all moments, not on the fullest alone.
         plan=plan if not lacks or (row.meter == "allocated" and all(lack.only_less for lack in lacks)) else None,
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
-        allocator=allocator,
-        same_card=same_card,
+        usable=usable,
         stage=stage_of(row, plan),
         context=context,
     )
@@ -101,6 +99,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             attention=attention,
             gpu=gpu,
             torch=torch,
+            allocator=reading.default("allocator"),
             layout=layout,
             **fields,
         )

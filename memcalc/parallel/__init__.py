@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memcalc.parallel.before import build_whole, resume
 from memcalc.parallel.ddp import Ddp
 from memcalc.parallel.flat_units import FlatUnits
 from memcalc.parallel.fully_shard import FullyShard
@@ -18,7 +19,18 @@ from memcalc.plan import Plan
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["ROOT_UNIT", "Ddp", "FlatUnits", "FullyShard", "Megatron", "Replicated", "make", "shard_units"]
+__all__ = [
+    "ROOT_UNIT",
+    "Ddp",
+    "FlatUnits",
+    "FullyShard",
+    "Megatron",
+    "Replicated",
+    "build_whole",
+    "make",
+    "resume",
+    "shard_units",
+]
 
 
 def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:

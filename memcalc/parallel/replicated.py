@@ -23,6 +23,8 @@ class Replicated:
         self.weights = [weight for unit in units.values() for weight in unit]
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
+        self.whole: dict[str, Storage] = {}
+        """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
 
@@ -31,6 +33,7 @@ class Replicated:
     def states(self) -> None:
         """Parameters, optimizer states and whatever else lives between steps."""
         self.parameters()
+        self.tape.moment = "start"
         self.optimizer_states()
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
@@ -42,6 +45,7 @@ class Replicated:
     def parameters(self) -> None:
         for weight in self.weights:
             self.hold(weight.name, self.local_shape(weight), "parameters")
+            self.whole.pop(weight.name, None)
 
     def optimizer_states(self) -> None:
         for weight in self.updated():
