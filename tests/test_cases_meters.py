@@ -37,8 +37,8 @@ def test_c41_83_gb_fit_a_card_of_80_gib() -> None:
     assert parse_bytes("83GB") < parse_bytes("80GiB")
     plan = trained("gpt2", tokens=64, gpu="a100-80gb")
     card = GPUS["a100-80gb"]
-    assert verdict(plan, Range(low=83 * 10**9, high=83 * 10**9), card) == "fits"
-    assert verdict(plan, Range(low=86 * 10**9, high=86 * 10**9), card) == "does-not-fit"
+    assert verdict(plan, Range(low=83 * 10**9, point=83 * 10**9, high=83 * 10**9), card) == "fits"
+    assert verdict(plan, Range(low=86 * 10**9, point=86 * 10**9, high=86 * 10**9), card) == "does-not-fit"
 
 
 def test_c41_a_host_of_16_gb_has_14_9_gib() -> None:
