@@ -121,7 +121,7 @@ class _Step:
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
             device=plan.device,
-            fused_rms_norm=plan.fused_rms_norm,
+            rms_norm=plan.rms_norm,
             layout=plan.layout,
             reduces_in_place=plan.family.divides == "megatron",
         )
@@ -163,7 +163,8 @@ class _Step:
         """Inputs and targets of one micro batch."""
         plan, tape = self.local, self.tape
         if plan.family.reads == "tokens":
-            inputs, dtype, targets = (plan.family.sequences * plan.tokens,), "int64", (plan.tokens,)
+            inputs, dtype = (plan.family.sequences * plan.tokens,), "int64"
+            targets = (1,) if plan.model.classes else (plan.tokens,)
         else:
             inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
         return (

@@ -39,7 +39,7 @@ class Loss(Group):
     def check(self, plan: Plan) -> None:
         if self == Loss():
             return
-        if plan.family.reads != "tokens":
+        if plan.family.reads != "tokens" or plan.model.classes:
             raise PlanError(f"{plan.model.name} has no vocabulary; the forms of the loss are for models of tokens")
         if self.chunk_head and not self.chunks:
             raise PlanError("chunk head: into how many chunks is not said; give --loss-chunks")
