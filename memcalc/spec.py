@@ -75,6 +75,8 @@ class Model:
     """Outputs of a classifier; a BERT that has any says one class a sequence instead of masked words."""
     decoder_layers: int = 0
     """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
+    decoder_tokens: int = 0
+    """Tokens of the decoder's sequence, where it is not as long as the encoder's."""
     buckets: int = 0
     """Rows of a table of biases by distance (T5)."""
     gated: bool = False

@@ -327,7 +327,8 @@ def divided(draw: st.DrawFn) -> Plan:
     if model.family != "megatron":
         model = dataclasses.replace(model, ffn=4 * -(-model.ffn // 4))
     megatron = model.family == "megatron"
-    precision = draw(st.sampled_from(["fp32", "bf16"])) if megatron else drawn.precision
+    plain = [name for name in precisions(drawn.strategy) if not PRECISIONS[name].autocast]
+    precision = draw(st.sampled_from(plain)) if megatron else drawn.precision
     low = PRECISIONS[precision].compute != "float32"
     flash = drawn.device == "cuda" and low and not (megatron and model.positions == "alibi")
     tensor = draw(st.sampled_from([n for n in (1, 2, 4) if not model.kv_heads % n]))
@@ -339,7 +340,7 @@ def divided(draw: st.DrawFn) -> Plan:
     )  # fmt: skip
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
-        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.ranks * layout.model_parallel, nodes=1,
+        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
