@@ -131,6 +131,8 @@ def _biased(t: Tape, scores: Tensor, bias: Tensor, name: str) -> Tensor:
     shape, dtype = bias.shape, bias.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        if not node.wants(1):
+            return [grads[0], None]
         return [grads[0], t.allocate(f"{name} bias gradient", shape, dtype, "temporary", batched=False)]
 
     return Tensor(scores.storage, scores.shape, scores.dtype, t.node([edge(scores), edge(bias)], backward))
@@ -181,10 +183,13 @@ def _product(t: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], name: str) -
     shapes, dtype = (b.shape, a.shape), a.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate(f"{name} factor gradient", shape, dtype, "temporary") for shape in shapes]
+        return [
+            t.allocate(f"{name} factor gradient", shape, dtype, "temporary") if node.wants(index) else None
+            for index, shape in enumerate(shapes)
+        ]
 
     node = t.node([edge(b), edge(a)], backward)
-    t.save(node, a.storage, b.storage)
+    t.save(node, *(x.storage for x, other in ((a, b), (b, a)) if other.node is not None))
     return t.output(name, shape, dtype, node)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc import ops
+from memcalc.adapted import adapting
 from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.plan import Plan
@@ -53,7 +54,7 @@ class _Step:
     """One step in the making: the tape, the strategy's hooks and the model."""
 
     def __init__(self, plan: Plan) -> None:
-        precision, weights = plan.precision_row, plan.family.weights(plan.model)
+        precision, weights = plan.precision_row, plan.weights
         self.plan = plan
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         if plan.gathers_unknown_layers:
@@ -66,6 +67,7 @@ class _Step:
             device=plan.device,
             fused_rms_norm=plan.fused_rms_norm,
         )
+        self.tape.adapt = adapting(plan.adapter)
         every = max(plan.checkpoint_every, 1)
         self.units = shard_units(weights, every)
         self.hooks: Replicated = make(self.tape, plan, self.units)
@@ -123,6 +125,8 @@ class _Step:
             # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
             inputs = ops.cast(tape, inputs, plan.precision_row.compute, "inputs")
         x = plan.family.enter(tape, plan, inputs)
+        if plan.adapter.input_gradients and x.node is None:
+            x = tape.leaf(x)
         blocks = plan.family.blocks(tape, plan)
         every = max(plan.checkpoint_every, 1)
         for first in range(0, len(blocks), every):
@@ -140,6 +144,8 @@ class _Step:
             return x
 
         hooks.enter(unit)
+        if x.node is None:
+            hooks.inputs_without_gradient.append(unit)
         x = ops.boundary(tape, x, partial(hooks.leave_backward, unit))
         x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if self.plan.checkpoint_every else run(x)
         hooks.leave(unit)
@@ -150,7 +156,7 @@ class _Step:
         if plan.family.opaque and plan.optimizer_kind == "for-loop":
             return  # as large as the largest tensor, which is not known
         held: list[Storage] = []
-        itemsize = DTYPE_BYTES[plan.precision_row.weights]
+        itemsize = DTYPE_BYTES[self.hooks.trained_dtype]
         shapes = self.hooks.step_shapes()
         for name, size in plan.optimizer_row.temporaries(shapes, itemsize, plan.optimizer_kind, plan.torch_version):
             held.append(self.tape.allocate(name, (size,), "uint8", "temporary", batched=False))

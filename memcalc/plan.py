@@ -23,6 +23,7 @@ from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
+from memcalc.spec import Weight
 from memcalc.strategies import STRATEGIES, Strategy
 
 __all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "PLAN_VERSION", "Plan"]
@@ -151,6 +152,11 @@ class Plan:
             raise PlanError(f"{self.precision}: autocast takes the loss in float32; leave out --loss-dtype logits")
         if self.reentrant and not self.checkpoint_every:
             raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
+
+    @property
+    def weights(self) -> list[Weight]:
+        """Every parameter of the model, frozen ones and adapters included."""
+        return self.adapter.weights(self.family.weights(self.model))
 
     @property
     def groups(self) -> tuple[Group, ...]:

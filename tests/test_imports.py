@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors", "units", "files", "records"],
     ["catalog"],
-    ["precision", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
+    ["precision", "quantised", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
     ["replay"],
     ["recorder"],
@@ -27,7 +27,7 @@ LAYERS = [
     ["optimizers", "strategies", "layout", "implementation", "adapters", "fsdp", "deepspeed", "offload"],
     ["plan"],
     ["sharding"],
-    ["parallel"],
+    ["parallel", "adapted"],
     ["ledger", "reserved"],
     ["estimate"],
     [

@@ -23,6 +23,7 @@ from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
 from memcalc.units import format_bytes
 from trainers import checkpoint, meters
+from trainers.adapters import add_adapters
 from trainers.backends import Prepared, prepare
 from trainers.batches import Batches
 from trainers.checkpointing import checkpoint_blocks
@@ -74,6 +75,7 @@ def train(
         at.meter = meters.make(process.device, metered - 1)
         at.outside()
     model = build(plan)
+    add_adapters(model, plan)
     checkpoint_blocks(model, plan)
     prepared = prepare(model, plan, process.mesh, settings.seed)
     del model

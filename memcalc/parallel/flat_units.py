@@ -34,8 +34,9 @@ class FlatUnits(Replicated):
             self.stale = True
 
     def keep_gradients(self) -> None:
-        for unit in self.units:
-            self.grads[unit] = self._flat_gradient(unit)
+        for unit, weights in self.units.items():
+            if any(weight.trainable for weight in weights):
+                self.grads[unit] = self._flat_gradient(unit)
 
     def begin_forward(self) -> None:
         if self.stale:
@@ -46,6 +47,8 @@ class FlatUnits(Replicated):
         """Nothing is freed before the next forward pass."""
 
     def leave_backward(self, unit: str) -> None:
+        if not any(weight.trainable for weight in self.units[unit]):
+            return
         flat = self._flat_gradient(unit)
         self.waiting[unit].clear()
         self.grads.setdefault(unit, flat)
@@ -54,5 +57,7 @@ class FlatUnits(Replicated):
         return self.new_gradient(f"{unit} flat", sum(weight.numel for weight in self.units[unit]))
 
     def end_backward(self) -> None:
-        if self.units.get(ROOT_UNIT):
-            self.leave_backward(ROOT_UNIT)
+        for unit in [*self.inputs_without_gradient, ROOT_UNIT]:
+            if self.units[unit]:
+                self.leave_backward(unit)
+        super().end_backward()

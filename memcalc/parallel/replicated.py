@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.plan import Plan
+from memcalc.quantised import QUANTISED, stored
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Tape
@@ -20,17 +21,22 @@ class Replicated:
         self.dtype = plan.precision_row.weights
         """dtype of what lives between steps."""
         self.weights = [weight for unit in units.values() for weight in unit]
+        self.trained = [weight for weight in self.weights if weight.trainable]
+        self.trained_dtype = next((weight.dtype for weight in self.trained if weight.dtype), self.dtype)
+        """dtype of trained weights, their gradients and states: an adapter may have its own."""
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
+        self.inputs_without_gradient: list[str] = []
+        """Units whose input wants none, so that ``leave_backward`` is not called for them."""
 
     # -- what lives between steps ------------------------------------------------------------------
 
     def states(self) -> None:
         """Parameters, optimizer states and whatever else lives between steps."""
         for weight in self.weights:
-            self.hold(weight.name, self.local_shape(weight), "parameters")
+            self.parameter(weight)
         self.optimizer_states()
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
@@ -39,11 +45,19 @@ class Replicated:
         if not self.plan.set_to_none:
             self.keep_gradients()
 
+    def parameter(self, weight: Weight) -> None:
+        """This rank's part of one weight."""
+        if weight.dtype in QUANTISED:
+            for part, size in stored(weight.dtype, weight.shape):
+                self.hold(f"{weight.name} {part}", (size,), "parameters", "uint8")
+        else:
+            self.hold(weight.name, self.local_shape(weight), "parameters", weight.dtype)
+
     def optimizer_states(self) -> None:
         row = self.plan.optimizer_row
         for weight in self.updated():
             local = Weight(weight.name, self.local_shape(weight), weight.group)
-            for size in row.state_bytes(local, self.dtype):
+            for size in row.state_bytes(local, self.trained_dtype):
                 self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
             # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
             if (
@@ -63,15 +77,15 @@ class Replicated:
 
     def updated(self) -> list[Weight]:
         """Weights whose update this rank computes."""
-        return self.weights
+        return self.trained
 
     def keep_gradients(self) -> None:
         """Gradients that are zeroed and not freed after a step."""
-        for weight in self.weights:
+        for weight in self.trained:
             self.grads[weight.name] = self.new_gradient(weight.name, weight.numel)
 
     def new_gradient(self, name: str, numel: int) -> Storage:
-        return self.tape.allocate(f"{name} gradient", (numel,), self.dtype, "gradients", batched=False)
+        return self.tape.allocate(f"{name} gradient", (numel,), self.trained_dtype, "gradients", batched=False)
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -102,6 +116,7 @@ class Replicated:
 
     def end_backward(self) -> None:
         """When backward is done."""
+        self.inputs_without_gradient.clear()
 
     def zero_grad(self) -> None:
         """After the step."""
