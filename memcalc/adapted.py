@@ -82,9 +82,12 @@ def _scaled(t: Tape, y: Tensor, name: str) -> Tensor:
 
 
 def _quantised(adapter: Adapter, t: Tape, w: Weight, x: Tensor) -> Tensor:
-    """The product with a matrix that is unpacked to 16 bit for it, in forward and again in backward."""
+    """The product with a matrix that is unpacked to 16 bit for it, in forward (but int8) and again in backward.
+
+    What bitsandbytes keeps it keeps as attributes of its context.
+    """
     name = w.name.removesuffix(".weight")
-    shape, dtype, wants = x.shape, x.dtype, x.node is not None
+    shape, dtype = x.shape, x.dtype
 
     def unpack() -> Storage:
         size = scales_unpacked(w.dtype, w.shape)
@@ -101,16 +104,19 @@ def _quantised(adapter: Adapter, t: Tape, w: Weight, x: Tensor) -> Tensor:
 
     x = ops.cast(t, x, t.compute_dtype, f"{name} input")
     node = t.node([ops.edge(x)], backward)
-    if wants and (adapter.quantized_saves_input or w.dtype == "int8"):
-        t.save(node, x.storage)
-    full = unpack()
-    if w.dtype == "int8":  # the input in 8 bit, and the product in int32
+    if adapter.quantized_saves_input or w.dtype == "int8":
+        t.hold(node, x.storage)
+    out = (*shape[:-1], w.shape[0])
+    if w.dtype == "int8":  # of the input in 8 bit, into int32
         packed = t.allocate(f"{name} input in 8 bit", shape, "uint8", "temporary")
-        product = t.allocate(f"{name} int32 product", (*shape[:-1], w.shape[0]), "float32", "temporary")
-        del full
-        y = t.output(f"{name} output", (*shape[:-1], w.shape[0]), dtype, node)
-        del packed, product
+        product = t.allocate(f"{name} product in int32", out, "float32", "temporary")
+        if adapter.quantized_saves_input:
+            t.hold(node, t.allocate(f"{name} transposed input in 8 bit", shape, "uint8", "activations"))
+        del packed
+        y = t.output(f"{name} output", out, dtype, node)
+        del product
         return y
-    y = t.output(f"{name} output", (*shape[:-1], w.shape[0]), dtype, node)
+    full = unpack()
+    y = t.output(f"{name} output", out, dtype, node)
     del full
     return y

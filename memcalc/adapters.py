@@ -42,9 +42,7 @@ class Adapter(Group):
     [('h.0.q_proj.weight', (64, 32), False), ('h.0.q_proj.lora_A.weight', (8, 32), True), ('h.0.q_proj.lora_B.weight', (64, 8), True)]
     """
 
-    kind: str = knob(
-        "none", "--adapter", "What is trained in place of the weights, which are frozen.", choices=KINDS
-    )
+    kind: str = knob("none", "--adapter", "What is trained in place of the weights, which are frozen.", choices=KINDS)
     """``lora``; litgpt's LLaMA-Adapter ``adapter`` (a prompt in attention) and ``adapter-v2`` (that, norms, and scale
     and bias of every linear layer)."""
     rank: int = knob(8, "--adapter-rank", "Rank of LoRA's two factors.", least=1)
@@ -64,7 +62,7 @@ class Adapter(Group):
         "none", "--quantize", "How the frozen linear layers of the blocks are stored.", choices=("none", *QUANTISED)
     )
     quantized_saves_input: bool = knob(
-        False, "--quantized-saves-input", "Quantised layers keep their input for backward, as old bitsandbytes."
+        False, "--quantized-saves-input", "Quantised layers keep their input for backward, as bitsandbytes before 0.43."
     )
 
     @property

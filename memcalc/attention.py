@@ -7,6 +7,8 @@ cuda/attention_backward.cu) and Korthikanti et al. 2022 for the written-out form
 
 from __future__ import annotations
 
+from functools import partial
+
 from memcalc.ops import cast, edge
 from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
@@ -20,6 +22,13 @@ def attention(
     t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, kind: str, heads: int, dropout: float, causal: bool = True
 ) -> Tensor:
     """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``."""
+    run = partial(_attention, t, name=name, kind=kind, heads=heads, dropout=dropout, causal=causal)
+    return t.core(run, q, k, v) if t.core is not None else run(q, k, v)
+
+
+def _attention(
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int, dropout: float, causal: bool
+) -> Tensor:
     if k.shape != q.shape and kind != "flash":  # only flash takes grouped queries as they are
         k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
     if kind in ("flash", "efficient"):
@@ -46,13 +55,19 @@ def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads
 
     node = t.node([edge(q), edge(k), edge(v)], backward)
     t.save(node, q.storage, k.storage, v.storage)
-    y = t.output(f"{name} attention", q.shape, dtype, node)
     rows = tokens if kind == "flash" else -(-tokens // 32) * 32
-    logsumexp = t.allocate(f"{name} log-sum-exp", (heads, rows), "float32", "activations")
-    workspace = _cpu_forward(t, tokens, head, dtype) if on_cpu else []
-    del workspace
-    t.save(node, y.storage, logsumexp)
-    return y
+    shape = q.shape
+
+    def compute() -> list[Storage]:
+        y = t.allocate(f"{name} attention", shape, dtype, "activations")
+        logsumexp = t.allocate(f"{name} log-sum-exp", (heads, rows), "float32", "activations")
+        workspace = _cpu_forward(t, tokens, head, dtype) if on_cpu else []
+        del workspace
+        return [y, logsumexp]
+
+    y, logsumexp = t.computed("attention", compute)
+    t.save(node, y, logsumexp)
+    return Tensor(y, shape, dtype, node)
 
 
 def _cpu_blocks(tokens: int) -> tuple[int, int]:

@@ -15,8 +15,9 @@ from functools import partial
 
 from memcalc import ops
 from memcalc.adapted import adapting
+from memcalc.checkpointing import matrix_products
 from memcalc.models import Block
-from memcalc.parallel import Replicated, make, shard_units
+from memcalc.parallel import Replicated, flattened, make, shard_units
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
@@ -59,17 +60,21 @@ class _Step:
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         if plan.gathers_unknown_layers:
             weights = [Weight(weight.name, rows_per_rank(weight.shape, plan.ranks), weight.group) for weight in weights]
+        every = max(plan.checkpoint_every, 1)
+        self.units = shard_units(weights, every)
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
         self.tape = Tape(
-            weights,
+            flattened(self.units) if plan.strategy_row.flat_units else weights,
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
             device=plan.device,
             fused_rms_norm=plan.fused_rms_norm,
         )
         self.tape.adapt = adapting(plan.adapter)
-        every = max(plan.checkpoint_every, 1)
-        self.units = shard_units(weights, every)
+        if plan.checkpointing.policy == "matrix-products":
+            self.tape.policy = matrix_products
+        if plan.checkpointing.policy == "core-attention":
+            self.tape.core = self.tape.checkpoint
         self.hooks: Replicated = make(self.tape, plan, self.units)
         self.tape.gradient = self.hooks.gradient
 
@@ -131,10 +136,16 @@ class _Step:
         every = max(plan.checkpoint_every, 1)
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
-            x = self.segment(blocks[first : first + every], x)
+            x = self.segment(blocks[first : first + every], x, self.checkpoints(first // every))
         return plan.family.leave(tape, plan, x)
 
-    def segment(self, blocks: list[Block], x: Tensor) -> Tensor:
+    def checkpoints(self, index: int) -> bool:
+        """The blocks of this index, counted by units, are checkpointed as a whole."""
+        plan = self.plan
+        whole = plan.checkpoint_every > 0 and plan.checkpointing.policy != "core-attention"
+        return whole and plan.checkpointing.covers(index)
+
+    def segment(self, blocks: list[Block], x: Tensor, checkpointed: bool) -> Tensor:
         """One sharding unit, which is also what one activation checkpoint spans."""
         tape, hooks, unit = self.tape, self.hooks, blocks[0][0]
 
@@ -147,7 +158,7 @@ class _Step:
         if x.node is None:
             hooks.inputs_without_gradient.append(unit)
         x = ops.boundary(tape, x, partial(hooks.leave_backward, unit))
-        x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if self.plan.checkpoint_every else run(x)
+        x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if checkpointed else run(x)
         hooks.leave(unit)
         return ops.boundary(tape, x, partial(hooks.enter_backward, unit))
 

@@ -84,7 +84,10 @@ def plain_linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, fl
         edges = [edge(factor), to_weight, to_bias]
     node = t.node(edges, backward)
     t.save(node, *([factor.storage] if to_weight is not None else []), *([copy] if wants_input else []))
-    return t.output(f"{name} output", out, dtype, node)
+    (y,) = t.computed(
+        "mm" if bias is None else "addmm", lambda: [t.allocate(f"{name} output", out, dtype, "activations")]
+    )
+    return Tensor(y, out, dtype, node)
 
 
 def _operand(t: Tape, w: Weight) -> tuple[Edge, Storage | None]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.adapters import Adapter
+from memcalc.checkpointing import Checkpointing
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
 from memcalc.files import read_json, write_text
@@ -89,6 +90,7 @@ class Plan:
     fsdp: Fsdp = Fsdp()
     deepspeed: DeepSpeed = DeepSpeed()
     offload: Offload = Offload()
+    checkpointing: Checkpointing = Checkpointing()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -160,7 +162,9 @@ class Plan:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return (self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload)
+        return (
+            self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload, self.checkpointing,
+        )  # fmt: skip
 
     @property
     def untrained(self) -> str:

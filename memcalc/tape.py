@@ -55,12 +55,13 @@ class Node:
     An edge is None where no gradient is wanted. A node without any other edge is not ``live``: torch makes none.
     """
 
-    __slots__ = ("backward", "edges", "grads", "live", "region", "saved")
+    __slots__ = ("backward", "edges", "grads", "held", "live", "region", "saved")
 
     def __init__(self, edges: list[Edge], backward: Backward, outputs: int, *, live: bool = True) -> None:
         self.edges, self.backward, self.live = edges, backward, live
         self.grads: list[Gradient] = [None] * outputs
         self.saved: list[Storage | None] = []
+        self.held: list[Storage] = []
         self.region: Region | None = None
 
     def wants(self, index: int) -> bool:
@@ -76,14 +77,20 @@ Adapts = Callable[["Tape", Tensor, str, Linear], Tensor]
 """``(tape, input, name, the layer itself) -> output``: a module that an adapter wraps around a linear layer."""
 
 
+Keeps = Callable[[str], bool]
+"""``operation -> its output is kept`` through a checkpoint; called in the order of the operations."""
+
+
 class Region:
     """A checkpointed stretch of the model: how to run it again, and which nodes wait for their saved tensors."""
 
-    __slots__ = ("ready", "run", "waiting")
+    __slots__ = ("keeps", "kept", "ready", "run", "waiting")
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self.run, self.ready = run, False
+    def __init__(self, run: Callable[[], object], keeps: Keeps | None) -> None:
+        self.run, self.ready, self.keeps = run, False, keeps
         self.waiting: list[tuple[Node, int]] = []
+        self.kept: list[list[Storage] | None] = []
+        """Outputs of the operations that were asked about, in their order; None where it was not kept."""
 
 
 class _Stop(Exception):
@@ -130,7 +137,12 @@ class Tape(Recorder):
         self._uses: dict[str, int] = {}
         self._grad_enabled = True
         self._casts: dict[str, tuple[Storage, Node]] = {}
+        self.policy: Callable[[], Keeps] | None = None
+        """What checkpoints keep; None keeps nothing but their input."""
         self._region: Region | None = None
+        self._again: list[list[Storage] | None] | None = None
+        self.core: Callable[..., Tensor] | None = None
+        """What runs attention in place of a plain call, where a checkpoint is put around it alone."""
         self._replay: Iterator[tuple[Node, int]] | None = None
         self._left = 0
 
@@ -177,6 +189,11 @@ class Tape(Recorder):
             else:
                 node.saved.append(storage)
 
+    def hold(self, node: Node, storage: Storage) -> None:
+        """Keep a storage as an attribute of the node, which a checkpoint does not see and so does not give back."""
+        if self._grad_enabled and self._replay is None and node.live:
+            node.held.append(storage)
+
     def backward(self, loss: Tensor, shape: tuple[int, ...] = ()) -> None:
         """Run the graph backward from ``loss``, which is of ``shape``; every node is dropped once it has run."""
         assert loss.node is not None
@@ -196,7 +213,7 @@ class Tape(Recorder):
                 self._recompute(node.region)
             results = node.backward(node, grads)
             del grads
-            node.saved = []
+            node.saved, node.held = [], []
             node.region = None
             edges = node.edges
             while edges:
@@ -245,9 +262,7 @@ class Tape(Recorder):
             dtype = self.dtype_of(weight)
 
             def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-                return [
-                    self.allocate(f"{weight.name} gradient", weight.shape, dtype, "gradients", batched=False)
-                ]
+                return [self.allocate(f"{weight.name} gradient", weight.shape, dtype, "gradients", batched=False)]
 
             copy = self.allocate(
                 f"{weight.name} autocast copy", weight.shape, self.compute_dtype, "activations", batched=False
@@ -264,27 +279,41 @@ class Tape(Recorder):
             self._nodes.append(node)
         return Tensor(x.storage, x.shape, x.dtype, node, batched=x.batched)
 
-    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor, *, reentrant: bool) -> Tensor:
-        """Run ``function(x)`` keeping only ``x``; it is run again in backward."""
-        return self._checkpoint_reentrant(function, x) if reentrant else self._checkpoint(function, x)
+    def checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor, reentrant: bool = False) -> Tensor:
+        """Run ``function(*inputs)`` keeping only those, of which the reentrant form takes one; it runs again in backward."""
+        return self._checkpoint_reentrant(function, *inputs) if reentrant else self._checkpoint(function, *inputs)
 
-    def _checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        self._region = Region(lambda: function(x))
+    def computed(self, operation: str, compute: Callable[[], list[Storage]]) -> list[Storage]:
+        """Outputs of an operation whose outputs a selective checkpoint may keep, so that it is not run again."""
+        if self._again is not None:
+            kept = self._again.pop()
+            return compute() if kept is None else kept
+        outputs = compute()
+        region = self._region
+        if region is not None and region.keeps is not None:
+            region.kept.append(outputs if region.keeps(operation) else None)
+        return outputs
+
+    def _checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        self._region = Region(lambda: function(*inputs), self.policy() if self.policy is not None else None)
         try:
-            return function(x)
+            return function(*inputs)
         finally:
             self._region = None
 
     def _recompute(self, region: Region) -> None:
         """Fill the saved tensors of a region's nodes; stops as soon as the last one is there."""
         self._replay, self._left = iter(region.waiting), len(region.waiting)
+        if region.keeps is not None:
+            region.kept.reverse()
+            self._again = region.kept  # what is not taken again before the stop lives as long as the region
         kept, self._casts = self._casts, {}
         try:
             region.run()
         except _Stop:
             pass
         finally:
-            self._replay, self._casts = None, kept
+            self._replay, self._again, self._casts = None, None, kept
         region.ready, region.waiting = True, []
 
     def _checkpoint_reentrant(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

@@ -9,16 +9,21 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from memcalc.adapters import TARGETS, Adapter
+from memcalc.checkpointing import POLICIES, Checkpointing
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
+from memcalc.quantised import QUANTISED
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
     "DROPOUT",
+    "adapters",
     "attentions",
     "berts",
+    "checkpointings",
     "gpt2s",
     "llamas",
     "mlps",
@@ -172,6 +177,34 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
+def adapters(draw: st.DrawFn, model: Model) -> Adapter:
+    """No adapter half of the time; else LoRA over quantised or plain weights."""
+    if FAMILIES[model.family].opaque or FAMILIES[model.family].convolves or draw(st.booleans()):
+        return Adapter()
+    quantize = draw(st.sampled_from(["none", *QUANTISED]))
+    return Adapter(
+        kind=draw(st.sampled_from(["lora", "adapter-v2"])),
+        rank=draw(st.integers(1, 5)),
+        targets="all-linear" if model.family == "mlp" else draw(st.sampled_from(list(TARGETS))),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+        dtype=draw(st.sampled_from(["weights", "float32"])),
+        input_gradients=draw(st.booleans()),
+        quantize=quantize,
+        quantized_saves_input=draw(st.booleans()),
+    )
+
+
+@st.composite
+def checkpointings(draw: st.DrawFn, model: Model) -> Checkpointing:
+    """What a checkpoint may keep, for models in which it can be told."""
+    family = FAMILIES[model.family]
+    if family.opaque or family.sequences > 1:
+        return Checkpointing()
+    policies = [name for name in POLICIES if name != "core-attention" or model.heads]
+    return Checkpointing(policy=draw(st.sampled_from(policies)), one_in=draw(st.integers(1, 3)))
+
+
+@st.composite
 def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
     """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
     chosen = draw(models() if model is None else model)
@@ -185,6 +218,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
+    reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -197,7 +231,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         accumulation=draw(st.integers(1, 3)),
         tokens=draw(st.integers(1, chosen.context)) if reads == "tokens" else 0,
         checkpoint_every=checkpoint_every,
-        reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
+        reentrant=reentrant,
         attention=draw(st.sampled_from(attentions(device, precision, dropout)))
         if chosen.heads and not written_out
         else "auto",
@@ -210,4 +244,6 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),
         device=device,
+        adapter=draw(adapters(chosen)),
+        checkpointing=draw(checkpointings(chosen)) if checkpoint_every and not reentrant else Checkpointing(),
     )

@@ -134,6 +134,7 @@ _GROUPS: Mapping[str, type[Group]] = {
 _HEADINGS = {
     "layout": "How ranks are arranged", "implementation": "How the model is written", "adapter": "Adapters",
     "fsdp": "FSDP", "deepspeed": "DeepSpeed", "offload": "Offload",
+    "checkpointing": "Selective checkpointing",
 }  # fmt: skip
 
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memcalc.parallel.ddp import Ddp
-from memcalc.parallel.flat_units import FlatUnits
+from memcalc.parallel.flat_units import FlatUnits, flattened
 from memcalc.parallel.fully_shard import FullyShard
 from memcalc.parallel.replicated import ROOT_UNIT, Replicated
 from memcalc.plan import Plan
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["ROOT_UNIT", "Ddp", "FlatUnits", "FullyShard", "Replicated", "make", "shard_units"]
+__all__ = ["ROOT_UNIT", "Ddp", "FlatUnits", "FullyShard", "Replicated", "flattened", "make", "shard_units"]
 
 
 def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memcalc.parallel.replicated import ROOT_UNIT, Replicated
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["FlatUnits"]
+__all__ = ["FlatUnits", "flattened"]
+
+
+def flattened(units: dict[str, list[Weight]]) -> list[Weight]:
+    """The weights as autograd sees them: views of a flat parameter that wants a gradient want one, too.
+
+    So a frozen weight beside a trained one costs what a trained one does, but for its optimizer state.
+    """
+    return [
+        replace(weight, trainable=any(other.trainable for other in unit)) for unit in units.values() for weight in unit
+    ]
 
 
 class FlatUnits(Replicated):
