@@ -77,6 +77,12 @@ class Adapter(Group):
             raise PlanError(f"adapter dropout {self.dropout} must be at least 0 and below 1")
         if not self.freezes:
             return
+        if self.dtype == "float32" and self.kind != "lora":
+            raise PlanError(
+                f"adapters of kind {self.kind} are kept like the weights; leave out --adapter-dtype float32"
+            )
+        if plan.strategy_row.main_grads or plan.layout.pipeline > 1 or plan.family.divides == "megatron":
+            raise PlanError("adapters are not played with Megatron's parts nor in pipelines; take another --strategy")
         if plan.family.opaque or plan.family.convolves:
             raise PlanError(f"adapters need linear layers, and of {plan.model.name} none are known; take another model")
         if self.kind == "lora" and not any(".lora_A." in weight.name for weight in plan.weights):
@@ -99,11 +105,7 @@ class Adapter(Group):
             name = weight.name.rsplit(".", 1)[0]
             quantised = self.quantize != "none" and name in linears and weight.name.endswith(".weight")
             norm = self.kind == "adapter-v2" and name not in linears and weight.group != ROOT
-            found.append(
-                dataclasses.replace(
-                    weight, trainable=norm, dtype=self.quantize if quantised else self._dtype if norm else ""
-                )
-            )
+            found.append(dataclasses.replace(weight, trainable=norm, dtype=self.quantize if quantised else ""))
             if not (index + 1 < len(weights) and weights[index + 1].name == f"{name}.bias"):
                 found += self._added(name, linears, weight.group)
         return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from memcalc.context_parallel import ring_attention
 from memcalc.ops import cast, edge
 from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
@@ -31,6 +32,8 @@ def _attention(
 ) -> Tensor:
     if k.shape != q.shape and kind != "flash":  # only flash takes grouped queries as they are
         k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
+    if t.layout.context > 1:
+        return ring_attention(t, q, k, v, name, heads=heads)
     if kind in ("flash", "efficient"):
         return _fused(t, q, k, v, name, kind, heads)
     written_out = _eager if kind == "eager" else _math

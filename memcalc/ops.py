@@ -16,7 +16,7 @@ from memcalc.spec import Weight
 from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
-    "add", "boundary", "cast", "cross_entropy", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
+    "add", "boundary", "cast", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
     "plain_linear", "pointwise", "relu", "scale", "split",
 ]  # fmt: skip
 
@@ -39,22 +39,26 @@ def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
     return t.output(f"{name} as {dtype}", shape, dtype, node)
 
 
-def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False) -> Tensor:
+def linear(
+    t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False, bias: bool = True
+) -> Tensor:
     """``F.linear``, or the module that an adapter has put in its place.
 
     It saves its input where the weight is trained and, under autocast, the 16-bit copy of the weight. With a bias it is
     one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first. Rows that are ``flat``, of
-    all samples together, need no view.
+    all samples together, need no view. ``bias=False`` leaves its addition to a later operation.
     """
     if t.adapt is None:
-        return plain_linear(t, x, name, weight, flat=flat)
-    return t.adapt(t, x, name, partial(plain_linear, t, name=name, weight=weight, flat=flat))
+        return plain_linear(t, x, name, weight, flat=flat, bias=bias)
+    return t.adapt(t, x, name, partial(plain_linear, t, name=name, weight=weight, flat=flat, bias=bias))
 
 
-def plain_linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False) -> Tensor:
+def plain_linear(
+    t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False, bias: bool = True
+) -> Tensor:
     """``F.linear`` itself, whatever adapters there are."""
     w = t.weights[weight or f"{name}.weight"]
-    bias = t.weights.get(f"{name}.bias")
+    added = t.weights.get(f"{name}.bias") if bias else None
     # The caller's input lives as long as the call, beside its 16-bit copy.
     factor = cast(t, x, t.compute_dtype, f"{name} input") if t.autocast else x
     shape, dtype, wants_input = factor.shape, factor.dtype, factor.node is not None
@@ -64,28 +68,28 @@ def plain_linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, fl
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         parts = [(f"{name} input gradient", shape, dtype, "temporary", True)]
         parts.append((f"{w.name} gradient", w.shape, low, "gradients", False))
-        if bias is None:
+        if added is None:
             parts.reverse()
         else:
-            parts.append((f"{bias.name} gradient", bias.shape, low, "gradients", False))
+            parts.append((f"{added.name} gradient", added.shape, low, "gradients", False))
         results: list[Gradient] = [
             t.allocate(*part[:4], batched=part[4]) if node.wants(index) else None for index, part in enumerate(parts)
         ]
         if wants_input and len(shape) > 1 and not flat:  # computed on flattened rows
-            gradient = results[0 if bias is not None else 1]
+            gradient = results[0 if added is not None else 1]
             assert gradient is not None
             gradient.view = True
         return results
 
     to_weight, copy = _operand(t, w)
     edges: list[Edge] = [to_weight, edge(factor)]
-    if bias is not None:
-        to_bias, bias_copy = _operand(t, bias)
+    if added is not None:
+        to_bias, bias_copy = _operand(t, added)
         edges = [edge(factor), to_weight, to_bias]
     node = t.node(edges, backward)
     t.save(node, *([factor.storage] if to_weight is not None else []), *([copy] if wants_input else []))
     (y,) = t.computed(
-        "mm" if bias is None else "addmm", lambda: [t.allocate(f"{name} output", out, dtype, "activations")]
+        "mm" if added is None else "addmm", lambda: [t.allocate(f"{name} output", out, dtype, "activations")]
     )
     return Tensor(y, out, dtype, node)
 
@@ -203,31 +207,6 @@ def dropout(t: Tape, x: Tensor, name: str, probability: float) -> Tensor:
     y = t.output(f"{name} output", shape, dtype, node)
     t.save(node, t.allocate(f"{name} mask", shape, dtype if t.device == "cpu" else "bool", "activations"))
     return y
-
-
-def cross_entropy(t: Tape, logits: Tensor, targets: Tensor, *, upcast: bool) -> Tensor:
-    """``F.cross_entropy``, of ``logits.float()`` when ``upcast``: the log-softmax is kept.
-
-    Backward makes two more tensors of its size, and the gradient of the 16-bit logits where they are that.
-    """
-    logits = cast(t, logits, "float32", "logits") if upcast else logits
-    shape, dtype = logits.shape, logits.dtype
-
-    def softmax_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate("logits gradient", shape, dtype, "temporary")]
-
-    def loss_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate("log-softmax gradient", shape, dtype, "temporary")]
-
-    node = t.node([edge(logits)], softmax_backward)
-    log_softmax = t.output("log-softmax of the logits", shape, dtype, node)
-    t.save(node, log_softmax.storage)
-    node = t.node([edge(log_softmax)], loss_backward)
-    t.save(node, log_softmax.storage, targets.storage)
-    total = t.allocate("weight of the loss", (), dtype, "temporary", batched=False)
-    t.save(node, total)
-    loss = t.allocate("loss", (), dtype, "temporary", batched=False)
-    return Tensor(loss, (), dtype, node, batched=False)
 
 
 def opaque(t: Tape, x: Tensor, name: str, kept: tuple[int, ...], stated_bytes: int) -> Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.adapters import Adapter
+from memcalc.allocator_options import AllocatorOptions
 from memcalc.checkpointing import Checkpointing
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
@@ -19,12 +20,14 @@ from memcalc.groups import Group
 from memcalc.hardware import GPUS, Gpu
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
+from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
 from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
 from memcalc.spec import Weight
+from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
 
 __all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "PLAN_VERSION", "Plan"]
@@ -84,6 +87,9 @@ class Plan:
     """The card it shall fit on, by catalog name; None leaves the verdict open."""
     torch: str = "2.13"
     """torch version, major.minor: what older ones kept in memory differs."""
+    loss: Loss = Loss()
+    allocator: str = ""
+    """PYTORCH_CUDA_ALLOC_CONF as the run has it."""
     layout: Layout = Layout()
     implementation: Implementation = Implementation()
     adapter: Adapter = Adapter()
@@ -91,9 +97,13 @@ class Plan:
     deepspeed: DeepSpeed = DeepSpeed()
     offload: Offload = Offload()
     checkpointing: Checkpointing = Checkpointing()
+    startup: Startup = Startup()
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.loss.vocab_multiple > 1:  # the padded one is what all else is counted by
+            vocab = -(-self.model.vocab // self.loss.vocab_multiple) * self.loss.vocab_multiple
+            object.__setattr__(self, "model", dataclasses.replace(self.model, vocab=vocab))
         self._check_fields()
         self._check_world()
         self._check_attention()
@@ -120,6 +130,7 @@ class Plan:
             raise PlanError(f"torch {self.torch} is older than 1.12, the oldest version memcalc knows")
         # Looking a name up refuses an unknown one.
         _ = self.strategy_row, self.precision_row, self.optimizer_row, self.gpu_row, self.family
+        _ = self.allocator_options
         if self.optimizer_kind not in self.optimizer_row.kinds:
             kinds = ", ".join(self.optimizer_row.kinds)
             raise PlanError(f"{self.optimizer} has no {self.optimizer_kind} form; it has: {kinds}")
@@ -141,14 +152,18 @@ class Plan:
             raise PlanError(f"gpu {self.gpu} is named, but the device is the cpu; leave one of them out")
         if self.ranks % self.nodes:
             raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
-        if self.ranks > 1 and not self.strategy_row.parallel:
+        if self.ranks > self.layout.model_parallel and not self.strategy_row.parallel:
             raise PlanError(
-                f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard"
+                f"strategy {self.strategy} runs on {self.layout.model_parallel} rank"
+                f"{'s' * (self.layout.model_parallel > 1)}, not {self.ranks}; for more take ddp or fsdp-full-shard"
             )
         if self.precision_row.master and not self.strategy_row.masters:
             keep = ", ".join(row.name for row in STRATEGIES.values() if row.masters)
             raise PlanError(f"strategy {self.strategy} keeps no master copies ({self.precision}); these do: {keep}")
-        if self.strategy_row.gathers and not self.optimizer_row.shardable:
+        if self.strategy_row.main_grads and not (self.precision_row.master or self.precision == "fp32"):
+            raise PlanError(f"{self.strategy} trains in fp32, bf16-master or fp16-master, not in {self.precision}")
+        whole = not (self.strategy_row.gathers or (self.strategy_row.main_grads and self.strategy_row.shards_optimizer))
+        if not whole and not self.optimizer_row.shardable:
             raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
         if self.loss_dtype == "logits" and self.precision_row.autocast and not self.strategy_row.gathers:
             raise PlanError(f"{self.precision}: autocast takes the loss in float32; leave out --loss-dtype logits")
@@ -163,7 +178,8 @@ class Plan:
     @property
     def groups(self) -> tuple[Group, ...]:
         return (
-            self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload, self.checkpointing,
+            self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload,
+            self.checkpointing, self.startup,
         )  # fmt: skip
 
     @property
@@ -188,6 +204,10 @@ class Plan:
     @property
     def gpu_row(self) -> Gpu | None:
         return None if self.gpu is None else GPUS[self.gpu]
+
+    @property
+    def allocator_options(self) -> AllocatorOptions:
+        return AllocatorOptions.parse(self.allocator)
 
     @property
     def family(self) -> Any:
@@ -225,9 +245,19 @@ class Plan:
         return int(match[1]), int(match[2])
 
     @property
+    def data_parallel(self) -> int:
+        """Ranks that work on samples of their own."""
+        return self.ranks // self.layout.model_parallel
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights."""
+        return self.data_parallel * self.layout.context
+
+    @property
     def global_batch(self) -> int:
         """Samples per optimizer step over all ranks."""
-        return self.micro_batch * self.accumulation * self.ranks
+        return self.micro_batch * self.accumulation * self.data_parallel
 
     def to_json(self) -> str:
         """The plan as JSON text, with the version of the format."""

@@ -18,10 +18,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from memcalc.layout import Layout
 from memcalc.recorder import Recorder, Storage
 from memcalc.spec import Weight
 
-__all__ = ["Adapts", "Edge", "Gradient", "Linear", "Node", "Tape", "Tensor"]
+__all__ = ["Adapts", "Edge", "Gradient", "Graph", "Linear", "Node", "Tape", "Tensor"]
 
 
 class Tensor:
@@ -70,6 +71,15 @@ class Node:
 
 
 Edge = tuple[Node, int] | Weight | None
+
+
+class Graph:
+    """What one forward pass recorded: its nodes, and how often each weight was used. Several may wait for their backward."""
+
+    __slots__ = ("nodes", "uses")
+
+    def __init__(self, nodes: list[Node], uses: dict[str, int]) -> None:
+        self.nodes, self.uses = nodes, uses
 
 
 Linear = Callable[[Tensor], Tensor]
@@ -121,14 +131,23 @@ class Tape(Recorder):
         compute_dtype: str,
         device: str,
         fused_rms_norm: bool = True,
+        layout: Layout = Layout(),  # noqa: B008 - frozen
+        reduces_in_place: bool = False,
     ) -> None:
         super().__init__()
         self.weights = {weight.name: weight for weight in weights}
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
         self.fused_rms_norm = fused_rms_norm
+        self.layout = layout
+        self.reduces_in_place = reduces_in_place
+        """Collectives between ranks of tensor parallel work in place, as Megatron's do and torch's do not."""
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
+        self.head: tuple[str, str] | None = None
+        """Name of the head's product and of its weight, where the loss shall make it (memcalc/cross_entropy.py)."""
+        self.chunks: list[Tensor] = []
+        """Logits that go before the model's output, where the head is computed chunk by chunk."""
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
         self.adapt: Adapts | None = None
         """What stands in place of a linear layer; None where nothing does."""
@@ -194,14 +213,25 @@ class Tape(Recorder):
         if self._grad_enabled and self._replay is None and node.live:
             node.held.append(storage)
 
+    def take_graph(self) -> Graph:
+        """What was recorded since the last time; the tape begins a new one."""
+        found = Graph(self._nodes, self._uses)
+        self._nodes, self._uses = [], {}
+        return found
+
     def backward(self, loss: Tensor, shape: tuple[int, ...] = ()) -> None:
-        """Run the graph backward from ``loss``, which is of ``shape``; every node is dropped once it has run."""
+        """Run what was recorded backward from ``loss``, which is of ``shape``."""
         assert loss.node is not None
-        loss.node.grads[loss.slot] = self.allocate(
-            "gradient of the loss", shape, loss.dtype, "temporary", batched=False
-        )
-        nodes, self._nodes = self._nodes, []
-        self._run(nodes)
+        grad = [self.allocate("gradient of the loss", shape, loss.dtype, "temporary", batched=False)]
+        self.resume(self.take_graph(), loss.node, loss.slot, grad)
+
+    def resume(self, graph: Graph, node: Node, slot: int, grads: list[Storage]) -> None:
+        """Run a graph backward from an output of ``node``; its gradient is taken out of ``grads``, so that nobody else
+        holds it. Every node is dropped once it has run."""
+        node.grads[slot] = grads.pop()
+        self._uses = graph.uses
+        self._run(graph.nodes)
+        self._uses = {}
 
     def _run(self, nodes: list[Node]) -> None:
         while nodes:

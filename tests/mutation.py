@@ -161,6 +161,30 @@ FAULTS = [
         wrong='"foreach": _since((2, 1), _nothing, _lists(_ROOT, "denominator")),',
     ),
     Fault(
+        name="a fused loss keeps no logits",
+        file="cross_entropy.py",
+        right="t.save(node, logits.storage, targets.storage, *(each",
+        wrong="t.save(node, targets.storage, *(each",
+    ),
+    Fault(
+        name="gradients of chunks are not joined",
+        file="cross_entropy.py",
+        right='return [t.allocate(f"{name} gradient of all chunks", shape, dtype, "temporary")]',
+        wrong="return grads[:1]",
+    ),
+    Fault(
+        name="a fused linear loss makes no weight gradient in forward",
+        file="cross_entropy.py",
+        right="t.save(node, *made)",
+        wrong='t.save(node, made[0], *(t.allocate(p.name, (0,), low, "gradients", batched=False) for p in (w, bias) if p))',
+    ),
+    Fault(
+        name="shifted logits are no copy",
+        file="cross_entropy.py",
+        right='return t.output("logits shifted", (max(shape[0] - 1, 1), *shape[1:]), dtype, node)',
+        wrong="return Tensor(logits.storage, (max(shape[0] - 1, 1), *shape[1:]), dtype, node)",
+    ),
+    Fault(
         name="GiB is taken for GB",
         file="units.py",
         right='"GB": 10**9',

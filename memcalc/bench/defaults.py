@@ -113,7 +113,9 @@ FRAMEWORKS = (
         defaults={
             "torch": Default("2.4", "fms-acceleration scripts/benchmarks/refs: torch 2.4"),
             "optimizer_kind": Default("foreach", "TrainingArguments.optim: adamw_torch, torch.optim.AdamW as it is"),
-            "loss": Default("float32", "transformers/loss/loss_utils.py, ForCausalLMLoss: logits.float()"),
+            "loss": Default(
+                "shifted", "transformers/loss/loss_utils.py of 4.48, ForCausalLMLoss: float32 logits, shifted and copied"
+            ),
         },
     ),
     Framework(
@@ -121,6 +123,25 @@ FRAMEWORKS = (
         sources=("mosaicml/llm-foundry",),
         defaults={
             "loss": Default("fused", "llmfoundry/models/mpt/modeling_mpt.py: loss_fn defaults to fused_crossentropy"),
+        },
+    ),
+    Framework(
+        name="Megatron-LM",
+        sources=("NVIDIA/Megatron-LM",),
+        defaults={
+            "zero": Default("megatron", "megatron/core/distributed and megatron/core/optimizer/distrib_optimizer.py"),
+            "optimizer_kind": Default("fused", "megatron/core/optimizer/__init__.py: FusedAdam of Transformer Engine or apex"),
+            "torch": Default("2.8", "Dockerfile.ci.dev: nvcr.io/nvidia/pytorch of 2025"),
+        },
+    ),
+    Framework(
+        name="Megatron-DeepSpeed of bigscience",
+        sources=("bigscience-workshop/bigscience",),
+        defaults={
+            "zero": Default("deepspeed", "megatron/training.py: deepspeed.initialize"),
+            "optimizer_kind": Default("fused", "megatron/optimizer/__init__.py: apex.optimizers.FusedAdam"),
+            "loss": Default("copied", "megatron/mpu/cross_entropy.py: vocab_parallel_logits.clone()"),
+            "torch": Default("1.12", "torch 1.8 to 1.11; memcalc's oldest"),
         },
     ),
     Framework(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
+from memcalc.cross_entropy import head
 from memcalc.models.checks import full_heads, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, all_pairs, every_token
 from memcalc.positions import positions as learned
@@ -84,7 +85,7 @@ def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     x = norms.layer_norm(
         t, ops.pointwise(t, ops.linear(t, x, "predictions.dense"), "predictions.gelu"), "predictions.LayerNorm"
     )
-    return ops.linear(t, x, "predictions", weight="embeddings.word_embeddings.weight")
+    return head(t, plan, x, "predictions", weight="embeddings.word_embeddings.weight")
 
 
 def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import biased_attention
+from memcalc.cross_entropy import head
 from memcalc.errors import PlanError
 from memcalc.models.checks import full_heads, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
@@ -114,8 +115,8 @@ def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     t.shared = {}
     x = ops.dropout(t, norms.rms_norm(t, x, "decoder_norm"), "output dropout", plan.dropout)
     if not plan.model.tied:
-        return ops.linear(t, x, "lm_head")
-    return ops.linear(t, ops.scale(t, x, "output scaled"), "lm_head", weight="shared.weight")
+        return head(t, plan, x, "lm_head")
+    return head(t, plan, ops.scale(t, x, "output scaled"), "lm_head", weight="shared.weight")
 
 
 def block(t: Tape, plan: Plan, layer: int, shared: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -39,7 +39,7 @@ class FullyShard(Replicated):
         self.order = [ROOT_UNIT, *(unit for unit in units if unit != ROOT_UNIT)]
 
     def local_shape(self, weight: Weight) -> tuple[int, ...]:
-        return rows_per_rank(weight.shape, self.plan.ranks)
+        return rows_per_rank(weight.shape, self.plan.shards)
 
     def keep_gradients(self) -> None:
         for unit in self.units:
@@ -47,18 +47,19 @@ class FullyShard(Replicated):
                 self.grads[unit] = self._reduced(unit)
 
     def parameter(self, weight: Weight) -> None:
+        """Of a quantised weight only what is a parameter is divided."""
         if weight.dtype not in QUANTISED:
             return super().parameter(weight)
         for part, size in stored(weight.dtype, weight.shape):
-            here = -(-size // self.plan.ranks) if part in SHARDED else size
+            here = -(-size // self.plan.shards) if part in SHARDED else size
             self.hold(f"{weight.name} {part}", (here,), "parameters", "uint8")
 
     def gathered_bytes(self, weight: Weight) -> int:
         """Bytes of a weight over all ranks, padding included, as it is gathered."""
         if weight.dtype in QUANTISED:
             parts = [size for part, size in stored(weight.dtype, weight.shape) if part in SHARDED]
-            return sum(-(-size // self.plan.ranks) * self.plan.ranks for size in parts)
-        return prod(self.local_shape(weight)) * self.plan.ranks * DTYPE_BYTES[self.gathered_dtype(weight)]
+            return sum(-(-size // self.plan.shards) * self.plan.shards for size in parts)
+        return prod(self.local_shape(weight)) * self.plan.shards * DTYPE_BYTES[self.gathered_dtype(weight)]
 
     def gathered_dtype(self, weight: Weight) -> str:
         """Only a mixed-precision policy casts; an adapter's own dtype stays otherwise."""
@@ -66,10 +67,10 @@ class FullyShard(Replicated):
 
     def numel(self, unit: str) -> int:
         """Padded elements of a unit's trained weights over all ranks."""
-        return sum(prod(self.local_shape(weight)) * self.plan.ranks for weight in self.units[unit] if weight.trainable)
+        return sum(prod(self.local_shape(weight)) * self.plan.shards for weight in self.units[unit] if weight.trainable)
 
     def _gather(self, unit: str) -> None:
-        if unit in self.full or unit in self.gathered or self.plan.ranks == 1 or not self.units[unit]:
+        if unit in self.full or unit in self.gathered or self.plan.shards == 1 or not self.units[unit]:
             return
         casts: list[Storage] = []
         if self.low != self.dtype:
@@ -135,7 +136,7 @@ class FullyShard(Replicated):
             return
         self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.trained_dtype)
         # A loop variable of foreach_reduce still holds the last gradient when the list of them is cleared.
-        last = self.unsharded[unit].get(trained[-1].name) if self.plan.ranks > 1 else None
+        last = self.unsharded[unit].get(trained[-1].name) if self.plan.shards > 1 else None
         self.unsharded[unit].clear()
         reduced = self._reduced(unit)
         self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.trained_dtype)
@@ -144,12 +145,12 @@ class FullyShard(Replicated):
 
     def _gloo_copy(self, name: str, numel: int, dtype: str) -> None:
         """gloo, the backend on CPUs, works on a copy of what it gathers and of what it reduces and scatters."""
-        if self.plan.device == "cpu" and self.plan.ranks > 1:
+        if self.plan.device == "cpu" and self.plan.shards > 1:
             copy = self._flat(f"{name} copy in gloo", numel, dtype)
             del copy
 
     def _reduced(self, unit: str) -> Storage:
-        return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.ranks)
+        return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.shards)
 
     def end_backward(self) -> None:
         # FSDPState._root_post_backward_final_callback: the root is the first of all states.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memcalc.plan import Plan
+from memcalc.precision import DTYPE_BYTES
 from memcalc.quantised import QUANTISED, stored
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
@@ -26,6 +27,8 @@ class Replicated:
         """dtype of trained weights, their gradients and states: an adapter may have its own."""
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
+        self.whole: dict[str, Storage] = {}
+        """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
         self.inputs_without_gradient: list[str] = []
@@ -35,8 +38,8 @@ class Replicated:
 
     def states(self) -> None:
         """Parameters, optimizer states and whatever else lives between steps."""
-        for weight in self.weights:
-            self.parameter(weight)
+        self.parameters()
+        self.tape.moment = "start"
         self.optimizer_states()
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
@@ -44,6 +47,11 @@ class Replicated:
             self.hold(name, (size,), "temporary", "uint8")
         if not self.plan.set_to_none:
             self.keep_gradients()
+
+    def parameters(self) -> None:
+        for weight in self.weights:
+            self.parameter(weight)
+            self.whole.pop(weight.name, None)
 
     def parameter(self, weight: Weight) -> None:
         """This rank's part of one weight."""
@@ -54,18 +62,21 @@ class Replicated:
             self.hold(weight.name, self.local_shape(weight), "parameters", weight.dtype)
 
     def optimizer_states(self) -> None:
-        row = self.plan.optimizer_row
         for weight in self.updated():
-            local = Weight(weight.name, self.local_shape(weight), weight.group)
-            for size in row.state_bytes(local, self.trained_dtype):
-                self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
-            # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
-            if (
-                row.counter
-                and not self.plan.family.opaque
-                and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused")
-            ):
-                self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
+            self.hold_states(Weight(weight.name, self.local_shape(weight), weight.group), self.trained_dtype)
+
+    def hold_states(self, weight: Weight, dtype: str) -> None:
+        """What the optimizer keeps for a tensor of ``dtype`` that this rank updates."""
+        row = self.plan.optimizer_row
+        for size in row.state_bytes(weight, dtype):
+            self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
+        # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
+        if (
+            row.counter
+            and not self.plan.family.opaque
+            and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused")
+        ):
+            self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
 
     def hold(self, name: str, shape: tuple[int, ...], category: str, dtype: str | None = None) -> None:
         storage = self.tape.allocate(name, shape, dtype or self.dtype, category, batched=False)
@@ -117,6 +128,19 @@ class Replicated:
     def end_backward(self) -> None:
         """When backward is done."""
         self.inputs_without_gradient.clear()
+
+    def step(self) -> None:
+        """The optimizer's update."""
+        if self.plan.family.opaque and self.plan.optimizer_kind == "for-loop":
+            return  # as large as the largest tensor, which is not known
+        self.temporaries(self.step_shapes(), self.trained_dtype)
+
+    def temporaries(self, shapes: list[tuple[int, ...]], dtype: str) -> None:
+        """What the update of tensors of ``dtype`` allocates, alive together at its fullest point."""
+        plan, held = self.plan, []
+        row, kind = plan.optimizer_row, plan.optimizer_kind
+        for name, size in row.temporaries(shapes, DTYPE_BYTES[dtype], kind, plan.torch_version):
+            held.append(self.tape.allocate(name, (size,), "uint8", "temporary", batched=False))
 
     def zero_grad(self) -> None:
         """After the step."""

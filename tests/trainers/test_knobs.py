@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.loss import Loss
 from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.validate import validate
@@ -47,6 +48,14 @@ KNOBS: dict[str, dict[str, object]] = {
     "loss-of-logits": {"precision": "bf16", "loss_dtype": "logits"},
     "keep-logits": {"keep_logits": True},
     "bf16-keep-logits": {"precision": "bf16", "keep_logits": True},
+    "chunks": {"loss": Loss(chunks=4)},
+    "bf16-chunks": {"precision": "bf16", "loss": Loss(chunks=4)},
+    "bf16-chunks-of-logits": {"precision": "bf16", "loss_dtype": "logits", "loss": Loss(chunks=8)},
+    "chunks-kept": {"keep_logits": True, "loss": Loss(chunks=4)},
+    "chunk-head": {"loss": Loss(chunks=8, chunk_head=True)},
+    "llama-chunk-head-bf16": {"model": LLAMA, "precision": "bf16", "loss": Loss(chunks=8, chunk_head=True)},
+    "amp-chunk-head": {"precision": "amp-bf16", "loss": Loss(chunks=4, chunk_head=True)},
+    "padded-vocabulary": {"loss": Loss(vocab_multiple=128)},
     "short": {"tokens": 64},
     "for-loop": {"optimizer_kind": "for-loop"},
     "fused": {"optimizer_kind": "fused"},
@@ -64,6 +73,9 @@ TOGETHER: dict[str, dict[str, object]] = {
     "ddp-keep": {"strategy": "ddp", "set_to_none": False},
     "ddp-amp": {"strategy": "ddp", "precision": "amp-bf16"},
     "ddp-reentrant": {"strategy": "ddp", "checkpoint_every": 1, "reentrant": True},
+    "ddp-chunk-head": {"strategy": "ddp", "loss": Loss(chunks=4, chunk_head=True)},
+    "full-shard-chunk-head": {"strategy": "fsdp-full-shard", "model": LLAMA, "loss": Loss(chunks=4, chunk_head=True)},
+    "full-shard-amp-chunks": {"strategy": "fsdp-full-shard", "precision": "amp-bf16", "loss": Loss(chunks=4)},
     "zero-1-llama": {"strategy": "zero-1", "model": LLAMA},
     "no-shard": {"strategy": "fsdp-no-shard"},
     "no-shard-mlp": {"strategy": "fsdp-no-shard", "model": MLP, "tokens": 0},

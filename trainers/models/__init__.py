@@ -114,9 +114,9 @@ def _shard(full: Tensor, parameter: Tensor) -> Tensor:
     return parts[rank] if rank < len(parts) else full.narrow(placement.dim, 0, 0)
 
 
-def criterion(plan: Plan) -> Callable[[Tensor, Tensor], Tensor]:
+def criterion(plan: Plan) -> Callable[[Tensor | list[Tensor], Tensor], Tensor]:
     """The loss of the plan's family: mean cross-entropy over tokens or samples."""
-    return partial(cross_entropy, upcast=plan.loss_dtype == "float32")
+    return partial(cross_entropy, upcast=plan.loss_dtype == "float32", chunks=plan.loss.chunks)
 
 
 def dtype_of(name: str) -> torch.dtype:

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memcalc.plan import Plan
-from trainers.models.layers import attend
+from trainers.models.layers import attend, head
 
 __all__ = ["BERT"]
 
@@ -71,12 +71,14 @@ class Predictions(nn.Module):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
+        self.plan = plan
         self.dense = nn.Linear(plan.model.hidden, plan.model.hidden)
         self.LayerNorm = nn.LayerNorm(plan.model.hidden, eps=_EPS)
         self.bias = nn.Parameter(torch.zeros(plan.model.vocab))
 
-    def forward(self, x: Tensor, table: Tensor) -> Tensor:
-        return F.linear(self.LayerNorm(F.gelu(self.dense(x))), table, self.bias)
+    def forward(self, x: Tensor, table: Tensor) -> Tensor | list[Tensor]:
+        x = self.LayerNorm(F.gelu(self.dense(x)))
+        return head(lambda x: F.linear(x, table, self.bias), x, self.plan)
 
 
 class BERT(nn.Module):
@@ -88,7 +90,7 @@ class BERT(nn.Module):
         self.layer = nn.ModuleList(Block(plan) for _ in range(plan.model.layers))
         self.predictions = Predictions(plan)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
         x = self.embeddings(ids)
         for block in self.layer:
             x = block(x)

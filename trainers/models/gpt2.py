@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memcalc.plan import Plan
-from trainers.models.layers import attend
+from trainers.models.layers import attend, head
 
 __all__ = ["GPT2"]
 
@@ -60,15 +60,16 @@ class GPT2(nn.Module):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
+        self.plan = plan
         self.wte = nn.Embedding(plan.model.vocab, plan.model.hidden)
         self.wpe = nn.Embedding(plan.model.context, plan.model.hidden)
         self.dropout = plan.dropout
         self.h = nn.ModuleList(Block(plan) for _ in range(plan.model.layers))
         self.ln_f = nn.LayerNorm(plan.model.hidden)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
         places = torch.arange(ids.shape[1], device=ids.device)
         x = F.dropout(self.wte(ids) + self.wpe(places), self.dropout, self.training)
         for block in self.h:
             x = block(x)
-        return F.linear(self.ln_f(x), self.wte.weight)
+        return head(lambda x: F.linear(x, self.wte.weight), self.ln_f(x), self.plan)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import torch
@@ -9,7 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-__all__ = ["attend", "cross_entropy"]
+from memcalc.plan import Plan
+
+__all__ = ["attend", "cross_entropy", "head"]
 
 _KERNELS = {"flash": SDPBackend.FLASH_ATTENTION, "efficient": SDPBackend.EFFICIENT_ATTENTION, "math": SDPBackend.MATH}
 
@@ -46,7 +49,27 @@ def _future(tokens: int, device: torch.device) -> Tensor:
     return torch.ones(tokens, tokens, dtype=torch.bool, device=device).triu(1)
 
 
-def cross_entropy(output: Tensor, targets: Tensor, *, upcast: bool = True) -> Tensor:
-    """Mean cross-entropy of ``[..., classes]`` scores, in float32 when ``upcast``, against ``[...]`` class indices."""
-    scores = output.flatten(0, -2)
-    return F.cross_entropy(scores.float() if upcast else scores, targets.flatten())
+def head(product: Callable[[Tensor], Tensor], x: Tensor, plan: Plan) -> Tensor | list[Tensor]:
+    """Logits ``[..., vocab]`` of a hidden state ``[..., hidden]``; a list of those of its rows, chunk by chunk, if so planned."""
+    if not plan.loss.chunk_head:
+        return product(x)
+    return [product(part) for part in x.flatten(0, -2).chunk(plan.loss.chunks)]
+
+
+def cross_entropy(output: Tensor | list[Tensor], targets: Tensor, *, upcast: bool = True, chunks: int = 0) -> Tensor:
+    """Mean cross-entropy of ``[..., classes]`` scores, in float32 when ``upcast``, against ``[...]`` class indices.
+
+    With ``chunks``, of that many parts of the rows one after the other; a list of scores is in parts already.
+    """
+    if isinstance(output, Tensor):
+        scores = output.flatten(0, -2)
+        if not chunks:
+            return F.cross_entropy(scores.float() if upcast else scores, targets.flatten())
+        output = list(scores.chunk(chunks))
+        del scores
+    wanted = targets.flatten().split([len(part) for part in output])
+    losses = [
+        F.cross_entropy(part.float() if upcast else part, to, reduction="sum")
+        for part, to in zip(output, wanted, strict=True)
+    ]
+    return torch.stack(losses).sum() / targets.numel()

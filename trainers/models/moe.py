@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from memcalc.plan import Plan
 from trainers.models import llama
+from trainers.models.layers import head
 
 __all__ = ["MoE"]
 
@@ -74,15 +75,15 @@ class MoE(nn.Module):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.head = plan.model.hidden // plan.model.heads
+        self.plan, self.head = plan, plan.model.hidden // plan.model.heads
         self.embed_tokens = nn.Embedding(plan.model.vocab, plan.model.hidden)
         self.layers = nn.ModuleList(Block(plan) for _ in range(plan.model.layers))
         self.norm = nn.RMSNorm(plan.model.hidden, eps=1e-5)
         self.lm_head = nn.Linear(plan.model.hidden, plan.model.vocab, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
         x = self.embed_tokens(ids)
         cos, sin = llama.rotary_tables(ids.shape[1], self.head, x)
         for block in self.layers:
             x = block(x, cos, sin)
-        return self.lm_head(self.norm(x))
+        return head(self.lm_head, self.norm(x), self.plan)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memcalc.plan import Plan
+from trainers.models.layers import head
 
 __all__ = ["T5"]
 
@@ -99,7 +100,7 @@ class T5(nn.Module):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        model = plan.model
+        self.plan, model = plan, plan.model
         self.dropout, self.count = plan.dropout, model.buckets
         self.encoding = model.layers // max(plan.checkpoint_every, 1)
         self.scale = model.hidden**-0.5
@@ -113,7 +114,7 @@ class T5(nn.Module):
         self.decoder_norm = nn.RMSNorm(model.hidden, eps=_EPS)
         self.lm_head = None if model.tied else nn.Linear(model.hidden, model.vocab, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor:
+    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
         first, second = ids.chunk(2, dim=1)
         memory = self.encode(first)
         bias = self.bias(self.decoder_bias, second, causal=True)
@@ -122,7 +123,9 @@ class T5(nn.Module):
             x = block(x, bias, memory)
         del bias, memory
         x = self.drop(self.decoder_norm(x))
-        return self.lm_head(x) if self.lm_head is not None else F.linear(x * self.scale, self.shared.weight)
+        if self.lm_head is not None:
+            return head(self.lm_head, x, self.plan)
+        return head(lambda x: F.linear(x, self.shared.weight), x * self.scale, self.plan)
 
     def encode(self, ids: Tensor) -> Tensor:
         """The encoder's output ``[batch, tokens, hidden]``."""
