@@ -77,6 +77,11 @@ class Layout(Group):
     def _check_tokens(self, plan: Plan) -> None:
         if self.context > 1 and not plan.tokens:
             raise PlanError(f"context parallel {self.context}: {plan.model.name} reads no tokens")
+        if self.context > 1 and (plan.kernel not in ("flash", "efficient") or not plan.family.divides):
+            raise PlanError(
+                f"context parallel {self.context}: only fused attention of gpt2, llama, moe and megatron goes share by "
+                f"share, not {plan.kernel} of {plan.model.family}"
+            )
         parts = self.context * (self.tensor if self.sequence else 1)
         if plan.tokens % parts:
             raise PlanError(f"{plan.tokens} tokens do not divide over {parts} ranks of context and sequence parallel")

@@ -2,6 +2,8 @@
 
 The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
+    init      where the whole model is built first: that, until each rank has its part
+    resume    where a checkpoint is loaded to the device: that
     start     the next micro batch is made while the last one is still there
     forward   the model, block by block, with checkpointing and sharding around each
     loss      cross-entropy; then the model's output is dropped
@@ -15,9 +17,11 @@ from dataclasses import replace
 from functools import partial
 
 from memcalc import ops
+from memcalc.adapted import adapting
+from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
-from memcalc.parallel import Replicated, Zero3, make, shard_units
+from memcalc.parallel import Replicated, Zero3, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
@@ -103,7 +107,7 @@ class _Step:
         self.plan, self.stage = plan, stage
         self.local = local(plan)
         """What the modules of one rank see: its part of the model, its part of each sequence."""
-        weights = plan.family.weights(self.local.model)
+        weights = self.local.weights
         if plan.gathers_unknown_layers:
             weights = [
                 Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
@@ -111,8 +115,9 @@ class _Step:
         if stage.of > 1:
             self.links = Links(plan, stage, self.crossing(weights))
             weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
-        self.tape = self.new_tape(weights)
         self.units = shard_units(weights, max(plan.checkpoint_every, 1))
+        self.tape = self.new_tape(flattened(self.units) if plan.strategy_row.flat_units else weights)
+        self.adapt()
         self.hooks: Replicated = make(self.tape, plan, self.units)
         self.tape.gradient = self.hooks.gradient
 
@@ -125,10 +130,19 @@ class _Step:
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
             device=plan.device,
-            fused_rms_norm=plan.fused_rms_norm,
+            rms_norm=plan.rms_norm,
             layout=plan.layout,
             reduces_in_place=plan.family.divides == "megatron",
         )
+
+    def adapt(self) -> None:
+        """Adapters and what checkpoints keep, as the plan says."""
+        tape, plan = self.tape, self.plan
+        tape.adapt = adapting(plan.adapter)
+        if plan.checkpointing.policy == "matrix-products":
+            tape.policy = matrix_products
+        if plan.checkpointing.policy == "core-attention":
+            tape.core = tape.checkpoint
 
     def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of what one stage hands to the next: all blocks take what the first one takes."""
@@ -138,7 +152,10 @@ class _Step:
 
     def run(self) -> None:
         tape, plan, stage, layout = self.tape, self.plan, self.stage, self.plan.layout
+        build_whole(tape, plan, self.hooks)
         self.hooks.states()
+        self.standing = plan.family.standing(tape, self.local)
+        resume(tape, plan, self.hooks)
         if stage.of > 1:
             self.links.open(tape)
         self.batch = self.make_batch()
@@ -166,7 +183,8 @@ class _Step:
         """Inputs and targets of one micro batch."""
         plan, tape = self.local, self.tape
         if plan.family.reads == "tokens":
-            inputs, dtype, targets = (plan.family.sequences * plan.tokens,), "int64", (plan.tokens,)
+            inputs, dtype = (plan.family.sequences * plan.tokens,), "int64"
+            targets = (1,) if plan.model.classes else (plan.tokens,)
         else:
             inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
         return (
@@ -179,6 +197,7 @@ class _Step:
         tape.moment = "start"
         if part.first or part.last:
             self.batch = self.make_batch()
+        beside = self.plan.family.beside(tape, self.local) if part.first or part.last else []
         tape.moment = "forward"
         x = self.batch[0] if part.first else self.links.receive(flight.entry, flight.kept)
         hooks.begin_forward()
@@ -189,10 +208,13 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if self.plan.layout.copied_logits:
+                if self.plan.layout.copied_logits or self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
                 opaque = self.plan.family.opaque
                 loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
+                if self.plan.loss.converted:
+                    wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
+                    del wide
                 if self.plan.keep_logits or self.plan.layout.copied_logits:
                     flight.kept.append(output.storage)
                 if self.stage.of > 1:
@@ -202,6 +224,7 @@ class _Step:
             else:
                 flight.output = self.links.send(output, flight.kept)
         flight.graph = tape.take_graph()
+        del beside
         return flight
 
     def backward_pass(self, part: Stretch, flight: _Flight) -> None:
@@ -228,14 +251,22 @@ class _Step:
                 # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
                 x = ops.cast(tape, x, plan.precision_row.compute, "inputs")
             x = plan.family.enter(tape, plan, x)
+            if plan.adapter.input_gradients and x.node is None:
+                x = tape.leaf(x)
         blocks = plan.family.blocks(tape, plan)[part.start : part.stop]
         every = max(plan.checkpoint_every, 1)
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
-            x = self.segment(blocks[first : first + every], x)
+            x = self.segment(blocks[first : first + every], x, self.checkpoints((part.start + first) // every))
         return plan.family.leave(tape, plan, x) if part.last else x
 
-    def segment(self, blocks: list[Block], x: Tensor) -> Tensor:
+    def checkpoints(self, index: int) -> bool:
+        """The blocks of this index, counted by units, are checkpointed as a whole."""
+        plan = self.plan
+        whole = plan.checkpoint_every > 0 and plan.checkpointing.policy != "core-attention"
+        return whole and plan.checkpointing.covers(index)
+
+    def segment(self, blocks: list[Block], x: Tensor, checkpointed: bool) -> Tensor:
         """One sharding unit, which is also what one activation checkpoint spans."""
         tape, hooks, unit = self.tape, self.hooks, blocks[0][0]
 
@@ -245,7 +276,9 @@ class _Step:
             return x
 
         hooks.enter(unit)
+        if x.node is None:
+            hooks.inputs_without_gradient.append(unit)
         x = ops.boundary(tape, x, partial(hooks.leave_backward, unit))
-        x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if self.plan.checkpoint_every else run(x)
+        x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if checkpointed else run(x)
         hooks.leave(unit)
         return ops.boundary(tape, x, partial(hooks.enter_backward, unit))

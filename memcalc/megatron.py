@@ -63,18 +63,19 @@ def bias_dropout_add(
 
 
 def core_attention(
-    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, heads: int, head: int, dropout: float
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, heads: int, head: int, dropout: float, anew: bool
 ) -> Tensor:
-    """Attention as Megatron writes it out: scores into a tensor made before, one kernel for scale, mask and softmax.
+    """Attention as Megatron writes it out: scores beside a tensor made before, one kernel for scale, mask and softmax.
 
-    Queries, keys and values are read where the product left them. Local names keep the scores until the end.
+    ``anew``: that tensor is made in each call. Queries, keys and values are read where the product left them. Local
+    names keep the scores until the end.
     """
     queries, keys = q.shape[0], k.shape[0]
     width = heads * head
     if k.shape[-1] != width:
         k, v = (_repeated(t, x, f"{name} repeated heads", width) for x in (k, v))
     shape, dtype = (heads, queries, keys), q.dtype
-    made_before = t.allocate(f"{name} scores made before", shape, dtype, "activations")
+    made_before = t.allocate(f"{name} scores made before", shape, dtype, "activations") if anew else None
     scores = _product(t, q, k, shape, f"{name} scores")
     del made_before
     shares = _softmax_in_place(t, scores, name)

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.adapters import Adapter
+from memcalc.allocator_options import AllocatorOptions
+from memcalc.checkpointing import Checkpointing
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
 from memcalc.files import read_json, write_text
@@ -24,6 +26,8 @@ from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
+from memcalc.spec import Weight
+from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
 
 __all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "PLAN_VERSION", "Plan"]
@@ -84,12 +88,16 @@ class Plan:
     torch: str = "2.13"
     """torch version, major.minor: what older ones kept in memory differs."""
     loss: Loss = Loss()
+    allocator: str = ""
+    """PYTORCH_CUDA_ALLOC_CONF as the run has it."""
     layout: Layout = Layout()
     implementation: Implementation = Implementation()
     adapter: Adapter = Adapter()
     fsdp: Fsdp = Fsdp()
     deepspeed: DeepSpeed = DeepSpeed()
     offload: Offload = Offload()
+    checkpointing: Checkpointing = Checkpointing()
+    startup: Startup = Startup()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -122,6 +130,7 @@ class Plan:
             raise PlanError(f"torch {self.torch} is older than 1.12, the oldest version memcalc knows")
         # Looking a name up refuses an unknown one.
         _ = self.strategy_row, self.precision_row, self.optimizer_row, self.gpu_row, self.family
+        _ = self.allocator_options
         if self.optimizer_kind not in self.optimizer_row.kinds:
             kinds = ", ".join(self.optimizer_row.kinds)
             raise PlanError(f"{self.optimizer} has no {self.optimizer_kind} form; it has: {kinds}")
@@ -162,15 +171,24 @@ class Plan:
             raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
 
     @property
+    def weights(self) -> list[Weight]:
+        """Every parameter of the model, frozen ones and adapters included."""
+        return self.adapter.weights(self.family.weights(self.model))
+
+    @property
     def groups(self) -> tuple[Group, ...]:
-        return (self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload)
+        return (
+            self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload,
+            self.checkpointing, self.startup,
+        )  # fmt: skip
 
     @property
     def untrained(self) -> str:
         """What ``trainers/`` cannot do of this plan, in words that follow "cannot train"; blank when it can."""
         if not self.strategy_row.backend:
             return f"with {self.strategy}"
-        return next((said for group in self.groups if (said := group.untrained(self))), "")
+        said: str = self.family.untrained(self.model)
+        return said or next((said for group in self.groups if (said := group.untrained(self))), "")
 
     @property
     def strategy_row(self) -> Strategy:
@@ -189,6 +207,10 @@ class Plan:
         return None if self.gpu is None else GPUS[self.gpu]
 
     @property
+    def allocator_options(self) -> AllocatorOptions:
+        return AllocatorOptions.parse(self.allocator)
+
+    @property
     def family(self) -> Any:
         return FAMILIES[self.model.family]
 
@@ -201,6 +223,8 @@ class Plan:
         """
         if self.attention != "auto" or self.family.written_out:
             return "eager" if self.family.written_out else self.attention
+        if self.model.written_out:
+            return "eager"
         if self.device == "cpu":
             return "math" if self.dropout else "flash"
         return "efficient" if self.precision_row.compute == "float32" else "flash"
@@ -217,9 +241,14 @@ class Plan:
         return self.strategy_row.gathers and self.family.opaque and not self.model.layers
 
     @property
-    def fused_rms_norm(self) -> bool:
-        """F.rms_norm is one kernel: on CUDA, from the version that added ``_fused_rms_norm`` for it."""
-        return self.device == "cuda" and self.torch_version >= FUSED_RMS_NORM_SINCE
+    def rms_norm(self) -> str:
+        """How RMSNorm is computed; ``auto`` is F.rms_norm: one kernel on CUDA from the version that added it, else a chain.
+
+        The chain keeps what one in Python does that multiplies by its weight in float32.
+        """
+        if self.implementation.norm != "auto":
+            return self.implementation.norm
+        return "fused" if self.device == "cuda" and self.torch_version >= FUSED_RMS_NORM_SINCE else "chain"
 
     @property
     def torch_version(self) -> tuple[int, int]:

@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memcalc.errors import PlanError
-from memcalc.estimate import device_range, host_bytes, reserved_range
+from memcalc.estimate import estimate, host_bytes
 from memcalc.hardware import GPUS
 from memcalc.ledger import ledger, peaks
+from memcalc.loss import Loss
+from memcalc.outside import outside
 from memcalc.plan import Plan
 from memcalc.reasons import why
+from memcalc.reserved import most_reserved
 from memcalc.search import RAM_SHARE, Search, pure_precision, search, structures
 from memcalc.strategies import STRATEGIES
 from memcalc.throughput import StepTime, step_time
@@ -37,6 +40,9 @@ LEANEST = "fsdp-full-shard"
 
 MOST_GPUS = 1024
 """GPUs that are suggested at most."""
+
+CHUNKS = 8
+"""Parts of the tokens a remedy cuts the loss into, as torchtune and torchtitan do (num_output_chunks)."""
 
 SHOWN = 12
 """Structures that do not fit of which the breaking term is worked out."""
@@ -119,7 +125,14 @@ def needed_bytes(plan: Plan, peak: int) -> int:
     """The high end of what one rank takes: of its GPU, or on a CPU of the machine's RAM."""
     if plan.device == "cpu":
         return host_bytes(plan, peak) + PROCESS_BYTES
-    return device_range(plan, reserved_range(plan, peak), plan.gpu_row).high
+    return most_reserved(plan, peak) + outside(plan, plan.gpu_row).high
+
+
+def replayed(found: Candidate) -> Candidate:
+    """The same with the allocator replayed, which may need more than the published share that serves the search."""
+    if found.plan.device == "cpu":
+        return found
+    return replace(found, needed=estimate(found.plan).device.high)
 
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
@@ -160,8 +173,12 @@ def recommend(base: Plan | Search, *, top: int = 5, **choices: object) -> Recomm
     left = fitting = [c for c in found if c.needed <= job.limit(c.plan)]
     picked: list[Candidate] = []
     while left and len(picked) < top:
-        picked.append(best(left))
-        left = [c for c in left if structure(c.plan) != structure(picked[-1].plan)]
+        chosen = replayed(best(left))
+        if chosen.needed > job.limit(chosen.plan):
+            fitting, left = ([c for c in part if c.plan != chosen.plan] for part in (fitting, left))
+            continue
+        picked.append(chosen)
+        left = [c for c in left if structure(c.plan) != structure(chosen.plan)]
     works = {structure(c.plan) for c in fitting}
     return Recommendation(
         search=job,
@@ -191,7 +208,11 @@ def _refusals(job: Search, failing: Sequence[Candidate]) -> list[Refusal]:
         if c.needed < kept.needed:
             smallest[structure(c.plan)] = c
     refused = []
-    for c in sorted(smallest.values(), key=lambda c: (c.needed, simplicity(c.plan)))[:SHOWN]:
+
+    def closest(c: Candidate) -> tuple[object, ...]:
+        return c.needed, simplicity(c.plan)
+
+    for c in sorted(map(replayed, sorted(smallest.values(), key=closest)[:SHOWN]), key=closest):
         peak = ledger(c.plan).peak()
         category = max(peak.by_category, key=lambda name: peak.by_category[name])
         refused.append(Refusal(
@@ -260,6 +281,8 @@ def _changes(plan: Plan, job: Search) -> Iterator[tuple[str, Plan]]:
         yield f"--strategy {LEANEST}", replace(plan, strategy=LEANEST)
     if plan.optimizer_kind != "fused" and "fused" in plan.optimizer_row.kinds:
         yield "--optimizer-kind fused", replace(plan, optimizer_kind="fused")
+    if plan.loss == Loss() and not plan.keep_logits and plan.tokens >= CHUNKS:
+        yield f"--loss-chunks {CHUNKS} --chunk-head", replace(plan, loss=Loss(chunks=CHUNKS, chunk_head=True))
     if plan.device == "cuda" and not {"bf16", "fp16"} & set(job.precisions):
         yield "--allow-pure-16bit", replace(plan, precision=pure_precision(plan))
     if plan.tokens > 128:

@@ -72,6 +72,10 @@ class Recorder:
         dtype = next(dtype for dtype, size in DTYPE_BYTES.items() if size == itemsize)
         return self.allocate(name, shape, dtype, category, batched=batched)
 
+    def category_of(self, storage: Storage) -> str:
+        """What a storage is for: one of CATEGORIES."""
+        return CATEGORIES[self._category[storage.ident]]
+
     def skeleton(self, block: int) -> Skeleton:
         """What was recorded so far; later frees are not part of it. Raises PlanError past 4 EiB."""
         events = np.array(self._events, dtype=np.int64).reshape(-1, 3)

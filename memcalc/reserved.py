@@ -8,34 +8,89 @@ segments behind, and then repeats the step.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.plan import Plan
-from memcalc.replay import DEFAULT, Reserved, replay
+from memcalc.replay import Reserved, replay
+from memcalc.streams import delayed, stream_of
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 
-__all__ = ["STREAMS", "replayed", "run", "streams"]
+__all__ = [
+    "RESERVED_OVER_ALLOCATED",
+    "SEGMENT",
+    "Range",
+    "most_reserved",
+    "replayed",
+    "reserved_range",
+    "run",
+]
 
 _INPUTS, _OPTIMIZER = CATEGORIES.index("inputs"), CATEGORIES.index("optimizer")
 _STEP = MOMENTS.index("step")
 
-# Streams of their own under fully_shard (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py): foreach_all_gather
-# casts shards and makes the flat buffer on the copy-in stream, foreach_reduce makes the sharded gradients on the
-# reduce-scatter stream. The full parameters and the reduce-scatter's input are made on the stream of the computation.
-STREAMS = {" cast shard": 1, " gather": 1, " shards gradient": 2}
+# Reserved over allocated in published runs: up to 1.17 on one GPU (logs of KellerJordan/modded-nanogpt), up to 1.36
+# under FSDP, whose streams have pools of their own (pytorch/torchtitan pull request 165; 1.35 in meta-llama/
+# llama-cookbook pull request 41). One 20 MiB segment may be begun on top (c10/core/AllocatorConfig.h, kLargeBuffer).
+RESERVED_OVER_ALLOCATED = {False: 1.17, True: 1.36}
+SEGMENT = 20 * 2**20
 
 Event = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Bytes that are known only between two bounds, and the likeliest."""
+
+    low: int
+    point: int
+    high: int
+
+    def __post_init__(self) -> None:
+        assert self.low <= self.point <= self.high
+
+
+def most_reserved(plan: Plan, allocated: int) -> int:
+    """The most that published runs reserved of an allocated peak; needs no replay, so it serves a search.
+
+    Expandable segments leave no holes between segments, whichever stream they are on, so that the smaller share stands.
+    """
+    scattered = plan.strategy_row.gathers and not plan.allocator_options.expandable_segments
+    return int(allocated * RESERVED_OVER_ALLOCATED[scattered]) + SEGMENT
+
+
+def reserved_range(
+    plan: Plan, timeline: Timeline, *, capacity: int | None = None, free: Reserved | None = None
+) -> Range:
+    """What the caching allocator holds at most; on a CPU there is no such allocator.
+
+    ``capacity`` is what torch can have of the card, ``free`` the replay on a card without an end, where it is known.
+
+    low    the allocated peak: on a full card every segment without a tensor is given back
+    point  the replay on a card of ``capacity``; without an end where even that is not enough
+    high   the replay on a card without an end, or what published runs reserved of so much, if that is more
+    """
+    allocated = timeline.peak().bytes
+    if plan.device == "cpu":
+        return Range(low=allocated, point=allocated, high=allocated)
+    free = free or replayed(plan, timeline)
+    point = free.peak_reserved
+    if capacity is not None and point > capacity:
+        full = replayed(plan, timeline, capacity=capacity)
+        point = point if full.refused else full.peak_reserved
+    # A published share says nothing below what the replay needs for certain.
+    return Range(low=allocated, point=point, high=max(free.peak_reserved, most_reserved(plan, allocated)))
 
 
 def replayed(
     plan: Plan,
     timeline: Timeline,
-    options: AllocatorOptions = DEFAULT,
+    options: AllocatorOptions | None = None,
     *,
     capacity: int | None = None,
     steps: int = 2,
 ) -> Reserved:
-    """What the allocator reserves from the model's construction through ``steps`` steps.
+    """What the allocator reserves from the model's construction through ``steps`` steps; ``options`` other than the plan's.
 
     >>> from memcalc.ledger import ledger
     >>> from memcalc.models import MODELS
@@ -44,49 +99,42 @@ def replayed(
     >>> found.peak_reserved >= found.peak_allocated >= ledger(plan).peak().bytes
     True
     """
-    return replay(run(timeline, steps), options, capacity=capacity, streams=streams(plan, timeline, steps))
+    size, of_step = len(timeline.names), stream_of(plan, timeline.names)
+    streams = {ident + step * size: stream for ident, stream in of_step.items() for step in range(steps + 1)}
+    return replay(run(plan, timeline, steps), options or plan.allocator_options, capacity=capacity, streams=streams)
 
 
-def run(timeline: Timeline, steps: int = 2) -> list[Event]:
+def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     """Allocations and frees from construction through ``steps`` steps, as ``(ident, bytes)``.
+
+    The optimizer makes its states in the first step, unless they are there before it: because they were loaded, or
+    because they go with master copies, as in DeepSpeed (initialize_optimizer_states) and Megatron.
 
     In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
     What the timeline's step frees of the step before (a batch, under NO_SHARD gradients) the first has not got.
     """
-    events, states, body = _parts(timeline)
+    lazy = plan.startup.resume == "none" and not plan.strategy_row.masters
+    events, states, body = _parts(timeline, lazy)
     size = len(timeline.names)
     made = {ident for ident, delta in body if delta > 0}
     inherited = _inheritance(timeline, body)
     moments = timeline.moment.tolist()[len(timeline.moment) - len(body) :]
-    first_update = moments.index(_STEP) if _STEP in moments else len(body)
+    update = moments.index(_STEP) if _STEP in moments else len(body)
+    before, after = delayed(plan, timeline.names, body[:update]), body[update:]
     for step in range(1, steps + 1):
-        for index, (ident, delta) in enumerate(body):
-            if step == 1 and index == first_update:
+        for index, (ident, delta) in enumerate([*before, *after]):
+            if step == 1 and index == len(before):
                 events += states
             if ident in made:
                 events.append((ident + step * size, delta))
             elif step > 1 and ident in inherited:
                 events.append((inherited[ident] + (step - 1) * size, delta))
-        if step == 1 and first_update == len(body):
+        if step == 1 and not after:
             events += states
     return events
 
 
-def streams(plan: Plan, timeline: Timeline, steps: int = 2) -> dict[int, int]:
-    """The stream of every ident of ``run`` that is not on the computation's own."""
-    if not plan.strategy_row.gathers:
-        return {}
-    found = {
-        ident: stream
-        for ident, name in enumerate(timeline.names)
-        for ending, stream in STREAMS.items()
-        if name.endswith(ending)
-    }
-    size = len(timeline.names)
-    return {ident + step * size: stream for ident, stream in found.items() for step in range(steps + 1)}
-
-
-def _parts(timeline: Timeline) -> tuple[list[Event], list[Event], list[Event]]:
+def _parts(timeline: Timeline, lazy: bool) -> tuple[list[Event], list[Event], list[Event]]:
     """Construction, the optimizer's states, and the step, which begins after the batch the step before has left."""
     category, events = (
         timeline.category.tolist(),
@@ -97,6 +145,8 @@ def _parts(timeline: Timeline) -> tuple[list[Event], list[Event], list[Event]]:
     body = events[start:]
     left = {ident for ident, delta in body if delta < 0} - {ident for ident, delta in body if delta > 0}
     before = [(event, kind) for event, kind in zip(events[:start], category, strict=False) if event[0] not in left]
+    if not lazy:
+        return [event for event, _ in before], [], body
     construction = [event for event, kind in before if kind != _OPTIMIZER]
     return construction, [event for event, kind in before if kind == _OPTIMIZER], body
 

@@ -6,8 +6,12 @@ import re
 from math import prod
 
 from memcalc.bench.reading import Reading
+from memcalc.bench.rows import Row
+from memcalc.layout import Layout
+from memcalc.plan import Plan
+from memcalc.strategies import STRATEGIES
 
-__all__ = ["parse_layout", "strategy_of"]
+__all__ = ["parse_layout", "stage_of", "strategy_of"]
 
 _PART = re.compile(
     r"(single|ddp|fsdp_full_shard|fsdp_shard_grad_op|fsdp_no_shard|fsdp|hsdp|gemini|zero[0-3]|[dtpcev]p|sp|etp|offload)\[?(\d{0,6})\]?"
@@ -29,14 +33,18 @@ _LACKING = {
     "zero1": "DeepSpeed's or Megatron's ZeRO 1",
     "zero2": "DeepSpeed's ZeRO 2",
     "zero3": "DeepSpeed's ZeRO 3",
-    "tp": "tensor parallel",
-    "pp": "pipeline parallel",
-    "cp": "context parallel",
-    "sp": "sequence parallel",
     "ep": "expert parallel",
     "etp": "expert parallel",
-    "vp": "pipeline parallel",
     "offload": "offload cpu",
+}
+# Stretches of a pipeline on one rank, and experts, which the ranks of data parallel divide.
+_NO_RANKS = ("vp", "ep", "etp")
+# What a framework means by its kind of data parallel.
+_ENGINES = {
+    ("megatron", "ddp"): "megatron-ddp",
+    ("megatron", "zero1"): "megatron-distributed",
+    ("deepspeed", "zero0"): "deepspeed-0",
+    ("deepspeed", "zero1"): "deepspeed-1",
 }
 _NOTES = {
     "thunder fsdp": "thunder's own FSDP",
@@ -68,36 +76,81 @@ def parse_layout(text: str) -> tuple[dict[str, int], str] | None:
     return degrees, notes
 
 
-def strategy_of(reading: Reading) -> tuple[str, int]:
-    """The strategy's name and its ranks."""
+def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
+    """The strategy's name, its ranks and how they are arranged."""
     text = reading.row["strategy"]
     if "not stated" in text or not text:
         reading.lack("strategy is not stated")
-        return "single", 1
+        return "single", 1, Layout()
     parsed = parse_layout(text)
     if parsed is None:
         reading.lack(f"strategy {text!r} is of no known form")
-        return "single", 1
+        return "single", 1, Layout()
     degrees, notes = parsed
     for note, reason in _NOTES.items():
         if note in notes:
             reading.lack(reason)
     if "zero1" in degrees and "zeroredundancyoptimizer" in notes:
         degrees["zero-1"] = degrees.pop("zero1")
-    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind == "zero-1"]
+    layout = _layout(reading, degrees)
+    engine = reading.default("zero")
+    degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
+    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
+    alone = degrees.get("dp") == 1 and layout.model_parallel > 1
+    if alone and not kinds:
+        kinds = ["megatron-ddp"] if engine == "megatron" else ["single"]
     if not kinds and not any(kind in _LACKING for kind in degrees):
         reading.lack("data parallel of a kind that is not stated")
     for kind, degree in degrees.items():
         if kind in _LACKING and (degree > 1 or not kind.endswith("p") or kind == "hsdp"):
             reading.lack(_LACKING[kind])
     name = kinds[0] if kinds else "single"
-    return _STRATEGIES.get(name, name), _ranks(reading, name, degrees, notes)
+    ranks = _ranks(reading, name, degrees, notes)
+    return _STRATEGIES.get(name, name), ranks, layout
+
+
+def _chunks(reading: Reading, degrees: dict[str, int], pipeline: int) -> int:
+    """Stretches of layers on each rank: the degree, or what Megatron's layers per virtual stage come to."""
+    found = re.search(r"virtual pipeline (\d{1,3})", reading.row["notes"])
+    layers = reading.row.whole("layers") or 0
+    if found is None or pipeline == 1:
+        return degrees.get("vp") or 1
+    each = max(int(found[1]), 1)
+    reading.assume(f"virtual pipeline {each}: layers of each virtual stage (--num-layers-per-virtual-pipeline-stage)")
+    return max(layers // (pipeline * each), 1)
+
+
+def stage_of(row: Row, plan: Plan | None) -> int | None:
+    """The pipeline stage the notes name."""
+    if plan is None or plan.layout.pipeline == 1:
+        return None
+    if re.search(r"last (rank|pipeline stage)", row["notes"]):
+        return plan.layout.pipeline - 1
+    return 0 if re.search(r"stage with word embedding|embedding-holding", row["notes"], re.IGNORECASE) else None
+
+
+def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
+    """Tensor, context and pipeline degrees; sequence parallel where the notes or the framework say so."""
+    tensor, pipeline = degrees.get("tp") or 1, degrees.get("pp") or 1
+    chunks = _chunks(reading, degrees, pipeline)
+    says_so = re.search(r"\bsequence parallel", reading.row["notes"]) or reading.default("sequence") == "yes"
+    return Layout(
+        tensor=tensor,
+        sequence=tensor > 1 and bool(says_so),
+        loss_parallel=tensor > 1 and reading.default("loss_parallel") == "yes",
+        copied_logits=reading.default("loss") == "copied",
+        context=degrees.get("cp") or 1,
+        pipeline=pipeline,
+        chunks=chunks if pipeline > 1 else 1,
+        schedule="interleaved" if pipeline > 1 and chunks > 1 else "1f1b",
+        ends=pipeline > 1 and bool(re.search(r"transformer\|embedding", reading.row["notes"])),
+    )
 
 
 def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> int:
-    if name == "single":
+    if name == "single" and "dp" not in degrees:
         return 1
-    stated = prod(degree for degree in degrees.values() if degree)
+    stated = prod(degree for kind, degree in degrees.items() if degree and kind not in _NO_RANKS)
     cards = reading.row.whole("n_gpus")
     if not any(degrees.values()):
         stated = reading.number("n_gpus")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memcalc.bench.reading import Reading
+from memcalc.models import FAMILIES
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.precision import PRECISIONS
 from memcalc.spec import Model
@@ -21,6 +22,8 @@ _PRECISION = {
     ("fp32", "fp16 amp"): "amp-fp16",
     ("fp32", "fp16 autocast"): "amp-fp16",
     ("bf16", "bf16"): "bf16",
+    ("bf16+fp32 master", "bf16"): "bf16-master",
+    ("fp16+fp32 master", "fp16"): "fp16-master",
     ("fp16", "fp16"): "fp16",
 }
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -28,7 +31,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _DTYPE_LACKS = (
     (r"fp8|nvfp4|mxfp8", "8-bit and 4-bit matrix products"),
     (r"nf4|int4|4-bit|gptq|bnb", "quantised weights"),
-    (r"master|cpu", "16-bit weights with float32 master copies"),
+    (r"cpu", "weights on the CPU"),
 )
 # optimizer → (name, kind); a blank kind is the framework's default.
 _OPTIMIZERS = {
@@ -50,12 +53,21 @@ _ATTENTION = {
     "flash": "flash",
     "flash/triton": "flash",
     "eager": "eager",
+    "eager (fused softmax)": "eager",
+    "unfused": "eager",
+    "local unfused": "eager",
+    "fused": "flash",
+    "te default": "flash",
 }
 
 
 def precision_of(reading: Reading, built: Model | None) -> str:
     """The name in PRECISIONS; ``fp32``, after a lack was noted, where there is none."""
     weights, compute = reading.said("param_dtype"), re.sub(r"[()]|, channels_last", "", reading.said("compute_dtype"))
+    if compute == "fp8linear+bf16":
+        # torchao/float8/float8_linear.py: input and weight are saved as they come, before they are cast.
+        reading.assume("float8 products keep what bfloat16 ones do; casts to 8 bit are not counted")
+        compute = "bf16"
     missing = [reason for pattern, reason in _DTYPE_LACKS if re.search(pattern, f"{weights} {compute}")]
     for reason in missing:
         reading.lack(reason)
@@ -73,6 +85,8 @@ def precision_of(reading: Reading, built: Model | None) -> str:
     if precision is None:
         reading.lack(f"weights in {weights} with compute in {compute}")
         return "fp32"
+    if PRECISIONS[precision].master:
+        return precision  # which gradients and states go with it is the strategy's to know
     kept = PRECISIONS[precision].weights
     for column in ("grad_dtype", "optimizer_state_dtype", "reduce_dtype"):
         text = reading.row[column]
@@ -110,9 +124,11 @@ def checkpointing_of(reading: Reading) -> int:
 
 def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
-    if built is None or built.family not in ("gpt2", "llama"):
+    if built is None or not built.heads or FAMILIES[built.family].written_out:
         return "auto"
-    text = reading.said("attention")
+    text = reading.said("attention").lower()
+    if text == "te default":
+        reading.assume("Transformer Engine chooses a fused kernel, which keeps what flash attention keeps")
     if text not in _ATTENTION:
         reading.lack(f"attention {text}")
     return _ATTENTION.get(text, "auto")

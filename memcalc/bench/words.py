@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
-from memcalc.allocator_options import AllocatorOptions
-from memcalc.bench.cards import gpu_of
-from memcalc.bench.layouts import strategy_of
+from memcalc.bench.cards import card_of
+from memcalc.bench.layouts import stage_of, strategy_of
+from memcalc.bench.lengths import settle_length
 from memcalc.bench.losses import loss_of
+from memcalc.bench.megatron import megatron_run, tokens_of
+from memcalc.bench.perceptrons import dropout_of
+from memcalc.bench.pictures import images_of
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
+from memcalc.implementation import Implementation
+from memcalc.models import FAMILIES
 from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
 from memcalc.spec import Model
 
@@ -26,8 +32,9 @@ _NOTED = (
     (r"\bAdapter\b", "adapters", False),
     (r"fused in backward|optimizer_in_bwd", "the optimizer's step inside backward", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
-    (r"fused Triton", "Triton kernels for norm and rotary positions", True),
 )  # fmt: skip
+# fms-acceleration, plugins/fused-ops-and-kernels: RMSNorm that keeps its input, rotary positions in place.
+_KERNELS = "norm=fused, rotary=kernel"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +44,10 @@ class Said:
     plan: Plan | None
     assumptions: tuple[str, ...]
     lacks: tuple[Lack, ...]
-    allocator: AllocatorOptions
-    same_card: bool
-    """The plan's card has the memory of the row's, so that a verdict and a full card mean something."""
+    usable: Bounds | None
+    """Bytes torch can use of the row's card, so that a verdict and a full card mean something; None: not known."""
+    stage: int | None = None
+    """The pipeline stage the row was read on; None where that is not said, and the fullest is taken."""
     context: Bounds | None = None
     """Bytes outside of torch that the source itself states."""
 
@@ -47,36 +55,45 @@ class Said:
 def say(row: Row) -> Said:
     """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
+    settle_length(reading)
     built = model_of(reading)
-    gpu, same_card = gpu_of(reading)
+    gpu, usable = card_of(reading)
     plan = _plan(reading, built, gpu)
     context = _context(reading) if row.meter == "device" else None
-    allocator = AllocatorOptions.parse("" if row.meter == "allocated" else reading.default("allocator"))
     lacks = tuple(reading.lacks)
     return Said(
         # What was reserved depends on all moments, not on the fullest alone.
         plan=plan if not lacks or (row.meter == "allocated" and all(lack.only_less for lack in lacks)) else None,
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
-        allocator=allocator,
-        same_card=same_card,
+        usable=usable,
+        stage=stage_of(row, plan),
         context=context,
     )
 
 
 def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None:
-    strategy, ranks = strategy_of(reading)
+    strategy, ranks, layout = strategy_of(reading)
     precision = precision_of(reading, built)
     optimizer, kind = optimizer_of(reading)
     checkpoint = checkpointing_of(reading)
     attention = attention_of(reading, built)
-    batch = reading.number("micro_batch_per_gpu")
-    tokens = reading.number("seq_len") if built and built.family in ("gpt2", "llama") else 0
+    batch = images_of(reading)
+    tokens = tokens_of(reading, built)
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
     torch = _torch(reading)
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
+    fields: dict[str, Any] = {
+        "dropout": _dropout(reading, built),
+        "set_to_none": _set_to_none(reading, torch),
+        "implementation": _implementation(reading, built),
+    }
+    if built.family.startswith("megatron"):
+        fields |= megatron_run(reading, layout.tensor)
+    elif FAMILIES[built.family].reads == "tokens" and not built.classes:
+        fields |= loss_of(reading, precision, tokens)
     try:
         return Plan(
             model=built,
@@ -92,7 +109,9 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             attention=attention,
             gpu=gpu,
             torch=torch,
-            **loss_of(reading, precision, tokens),
+            allocator=reading.default("allocator"),
+            layout=layout,
+            **fields,
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
@@ -111,6 +130,31 @@ def _extras(reading: Reading) -> None:
     for pattern, reason, only_less in _NOTED:
         if re.search(pattern, row["notes"]):
             reading.lack(reason, only_less=only_less)
+
+
+def _dropout(reading: Reading, built: Model) -> float:
+    """What the name of an MLP states, else the framework's for the family."""
+    return dropout_of(built.name) or float(reading.default(f"dropout {built.family}") or 0)
+
+
+def _set_to_none(reading: Reading, torch: str) -> bool:
+    """torch/optim/optimizer.py: zero_grad keeps the gradients, as zeros, before 2.0."""
+    keeps = int(torch.split(".")[0]) < 2
+    if keeps:
+        reading.assume("gradients stay allocated: zero_grad sets them to zero before torch 2.0")
+    return not keeps
+
+
+def _implementation(reading: Reading, built: Model) -> Implementation:
+    """How the framework writes the family's layers, which torch.compile makes no difference between."""
+    if reading.said("compile").startswith("yes"):
+        return Implementation()
+    kernels = re.search("fused Triton", reading.row["notes"])
+    said = _KERNELS if kernels else reading.default(f"implementation {built.family}")
+    values = dict(pair.split("=") for pair in said.split(", ")) if said else {}
+    if "flash" in reading.row["attention"] and reading.default("flash") == "grouped":
+        values.pop("grouped", None)
+    return Implementation.suited(built, values)
 
 
 def _torch(reading: Reading) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memcalc.recorder import Storage
 from memcalc.spec import Model, Weight
 from memcalc.tape import Tape, Tensor
 
@@ -45,12 +46,18 @@ class Family:
     """Tensors that live between steps and are no parameters: name, shape, dtype."""
     divides: str = ""
     """How tensor parallel divides it, in words of ``memcalc.tensor_parallel``; blank where it cannot."""
+    standing: Callable[[Tape, Plan], list[Storage]] = lambda t, plan: []
+    """Buffers that live for the whole run and grow with the micro batch."""
+    beside: Callable[[Tape, Plan], list[Storage]] = lambda t, plan: []
+    """What else of a micro batch is on the device while its forward pass runs."""
     opaque: bool = False
     """Only its size is known: neither its tensors one by one nor its matrix products."""
     sequences: int = 1
     """Token sequences in one sample's input: two for an encoder and a decoder."""
     convolves: bool = False
     """Most of its work is convolutions, which are played as oneDNN computes them on the CPU."""
+    untrained: Callable[[Model], str] = lambda model: ""
+    """What ``trainers/`` has no torch module for, in words that follow "cannot train"; blank when it has one."""
     written_out: bool = False
     """Attention is always written out, because no fused kernel can do it."""
     objective: str = "next"
