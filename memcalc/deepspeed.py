@@ -68,9 +68,6 @@ class DeepSpeed(Group):
     max_reuse_distance: int = knob(
         1_000_000_000, "--max-reuse-distance", "DeepSpeed stage 3: weights used again so soon are kept gathered."
     )
-    zero_init: bool = knob(
-        True, "--no-zero-init", "DeepSpeed stage 3: the model is made whole on every rank before it is divided."
-    )
     sub_group_size: int = knob(
         1_000_000_000, "--sub-group-size", "DeepSpeed stage 3: elements of a rank updated at a time.", least=1
     )
@@ -93,7 +90,9 @@ class DeepSpeed(Group):
         row = plan.strategy_row
         if row.zero_stage is None:
             return
-        precision = plan.precision_row
+        precision, adapter = plan.precision_row, plan.adapter
+        if adapter.freezes and (adapter.quantize != "none" or adapter.dtype != "weights"):
+            raise PlanError(f"{row.name} is counted with adapters in the dtype of weights that are not quantised")
         if row.zero_stage > 1 and plan.layout.pipeline > 1:
             raise PlanError(f"{row.name} divides gradients, which DeepSpeed's pipeline needs whole; take deepspeed-1")
         if not precision.master and (precision.weights, precision.compute) != ("float32", "float32"):

@@ -53,6 +53,9 @@ class Fsdp(Group):
         if ranks % groups:
             raise PlanError(f"{ranks} ranks do not divide over {groups} replicas")
 
+        if self.version == "1" and plan.strategy_row.gathers and plan.adapter.freezes:
+            raise PlanError(f"FSDP 1 is not counted with frozen weights ({plan.adapter.kind}); take --fsdp-version 2")
+
     def groups(self, plan: Plan) -> int:
         """Groups of ranks that each hold all shards: as many as nodes unless said otherwise."""
         if not plan.strategy_row.replicates:

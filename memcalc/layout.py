@@ -31,7 +31,6 @@ class Layout(Group):
     context: int = knob(1, "--context-parallel", "Ranks that divide the tokens of a sequence.", least=1)
     expert: int = knob(1, "--expert-parallel", "Ranks that divide the experts.", least=1)
     loss_parallel: bool = knob(False, "--loss-parallel", "Take the loss of logits whose vocabulary stays divided.")
-    float32_logits: bool = knob(False, "--float32-logits", "Megatron's model makes its logits float32 itself.")
     pipeline: int = knob(1, "--pipeline-parallel", "Ranks that divide the layers.", least=1)
     schedule: str = knob("1f1b", "--pipeline-schedule", "Order of micro batches in a pipeline.", choices=SCHEDULES)
     chunks: int = knob(1, "--pipeline-chunks", "Stretches of layers on each rank of a pipeline.", least=1)
@@ -58,10 +57,6 @@ class Layout(Group):
         if self.expert > 1:
             self._check_experts(plan)
         megatron = plan.family.divides == "megatron"
-        if self.float32_logits and not megatron:
-            raise PlanError(
-                f"float32 logits: {plan.model.family} has no loss of Megatron's; leave --float32-logits out"
-            )
         if self.loss_parallel and (megatron or self.tensor == 1):
             why = "Megatron's loss always is" if megatron else "there is one rank of tensor parallel"
             raise PlanError(f"loss parallel: {why}; leave --loss-parallel out")

@@ -44,6 +44,8 @@ class Offload(Group):
         if not self.on:
             return
         row = plan.strategy_row
+        if plan.adapter.freezes:
+            raise PlanError(f"offload is not counted with frozen weights ({plan.adapter.kind})")
         if plan.device != "cuda":
             raise PlanError(f"offload moves tensors from a GPU to its host, but the device is the {plan.device}")
         if row.gathers:

@@ -47,13 +47,13 @@ def gather_logits(t: Tape, logits: Tensor) -> Tensor:
     return gathered
 
 
-def in_place_loss(t: Tape, logits: Tensor, targets: Tensor) -> Tensor:
+def in_place_loss(t: Tape, logits: Tensor) -> Tensor:
     """Megatron's vocabulary-parallel cross-entropy: the maximum is subtracted from float32 logits in place, and they
     become the softmax, which becomes their gradient.
 
     Source: megatron/mpu/cross_entropy.py from March 2020 on, and megatron/core/tensor_parallel/cross_entropy.py.
     """
-    shape, low, tokens = logits.shape, logits.dtype, targets.shape
+    shape, low, tokens = logits.shape, logits.dtype, logits.shape[:-1]
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         softmax = node.saved[0]

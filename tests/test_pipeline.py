@@ -197,7 +197,7 @@ def test_deepspeeds_engine_keeps_copies_of_inputs_outputs_and_logits() -> None:
         PLAIN, strategy="deepspeed-1", precision="bf16-master", accumulation=8, checkpoint_every=1
     )
     crossing = PLAIN.micro_batch * PLAIN.tokens * GPT2.hidden * 2
-    waiting = [ledger(piped(6, plan), index).peak().by_category["communication"] for index in (1, 2)]
+    waiting = [ledger(piped(6, plan), index).at_moment("forward", "communication") for index in (1, 2)]
     assert waiting[0] - waiting[1] == 2 * crossing  # the received one, and the copy that is the first block's input
     logits = PLAIN.micro_batch * PLAIN.tokens * GPT2.vocab * 2
     few, more = (
@@ -218,7 +218,7 @@ def test_megatrons_gradients_lie_in_one_buffer(precision: str, itemsize: int) ->
 
 
 def test_the_distributed_optimizer_divides_copies_and_states() -> None:
-    """Megatron-LM docs/source/api-guide/dist_optimizer.md: 6 + 12 / d bytes a parameter of bfloat16 with float32 gradients."""
+    """Megatron-LM docs/user-guide/features/dist_optimizer.md: 6 + 12 / d bytes a parameter of bfloat16 with float32 gradients."""
     parameters = sum(weight.numel for weight in GPT2_WEIGHTS)
     for ranks in (1, 4, 8):
         plan = dataclasses.replace(

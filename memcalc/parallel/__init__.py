@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from memcalc.parallel.before import build_whole, resume
 from memcalc.parallel.ddp import Ddp
 from memcalc.parallel.flat_shard import FlatShard
-from memcalc.parallel.flat_units import FlatUnits
+from memcalc.parallel.flat_units import FlatUnits, flattened
 from memcalc.parallel.fully_shard import FullyShard
 from memcalc.parallel.megatron import Megatron
 from memcalc.parallel.replicated import ROOT_UNIT, Replicated
@@ -37,6 +37,7 @@ __all__ = [
     "Zero3",
     "ZeroBf16",
     "build_whole",
+    "flattened",
     "make",
     "resume",
     "shard_units",

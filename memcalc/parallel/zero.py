@@ -31,7 +31,7 @@ class Zero(Replicated):
         self.offloads = plan.offload.optimizer != "none"
         self.contiguous = self.knobs.contiguous_gradients or self.offloads
         self.overlaps = self.knobs.overlaps(self.stage)
-        order = round_robin(self.weights, plan.shards) if self.knobs.round_robin_gradients else self.weights
+        order = round_robin(self.trained, plan.shards) if self.knobs.round_robin_gradients else self.trained
         self.partition = zero_partition(sum(weight.numel for weight in order), plan.shards)
         self.slices = partition_slices(order, self.partition)
         touched = [0] * plan.shards
@@ -56,7 +56,10 @@ class Zero(Replicated):
 
     def parameters(self) -> None:
         self.tape.moment = "init"
-        originals = [self.temporary(weight.name, weight.numel, self.dtype) for weight in self.weights]
+        for weight in self.weights:
+            if not weight.trainable:
+                self.parameter(weight)
+        originals = [self.temporary(weight.name, weight.numel, self.dtype) for weight in self.trained]
         if self.knobs.flatten == "host":
             originals.clear()
         self.hold("flat weights", (self.partition * self.plan.shards,), "parameters")
@@ -64,7 +67,7 @@ class Zero(Replicated):
 
     def optimizer_states(self) -> None:
         if self.offloads:
-            largest = max(weight.numel for weight in self.weights)
+            largest = max(weight.numel for weight in self.trained)
             if not self.plan.family.opaque:
                 self.hold("gradient on its way to the host", (largest,), "communication")
         else:
@@ -74,7 +77,6 @@ class Zero(Replicated):
             gradient = self.temporary("first float32 gradient", self.partition, "float32")
             self.hold_states(flat, "float32")
             del gradient
-        self.tape.moment = "start"
 
     def keep_gradients(self) -> None:
         """Gradients are never kept: ``zero_grad`` of DeepSpeed's optimizers sets them to None."""
@@ -167,20 +169,21 @@ class Zero(Replicated):
             return  # gradients stay on the rank, and the bucket with them
         self.open_buckets()
         if self.stage == 1 and not self.overlaps:
-            for weight in self.weights:
+            for weight in self.trained:
                 if weight.name in self.grads:  # a stage may hold a weight that nothing on it uses
                     self.reduce_later(weight, self.grads.pop(weight.name))
         self.reduce()
         self.summed = self.summed or self.new
         self.new = None
         self.buckets.clear()
+        super().end_backward()
 
     # -- step --------------------------------------------------------------------------------------
 
     def step(self) -> None:
         if self.offloads:
             return  # on the host, from which the partition of weights comes back in place
-        largest = max(map(self.mine, self.weights))
+        largest = max(map(self.mine, self.trained))
         if not self.plan.family.opaque:
             norm = self.temporary("float64 gradient for the norm", 8 * largest, "uint8")
             del norm

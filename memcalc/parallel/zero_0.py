@@ -25,15 +25,18 @@ class Zero0(Replicated):
         super().__init__(tape, plan, units)
         self.masters = plan.precision_row.master
         self.flat = self.masters and plan.optimizer_kind == "fused"
-        self.numel = sum(weight.numel for weight in self.weights)
+        self.numel = sum(weight.numel for weight in self.trained)
 
     def parameters(self) -> None:
         if not self.flat:
             super().parameters()
             return
         self.tape.moment = "init"
-        originals = [self.temporary(weight.name, weight.numel, self.dtype) for weight in self.weights]
-        clones = [self.temporary(f"{weight.name} clone", weight.numel, self.dtype) for weight in self.weights]
+        for weight in self.weights:
+            if not weight.trainable:
+                self.parameter(weight)
+        originals = [self.temporary(weight.name, weight.numel, self.dtype) for weight in self.trained]
+        clones = [self.temporary(f"{weight.name} clone", weight.numel, self.dtype) for weight in self.trained]
         self.hold("flat weights", (self.numel,), "parameters")
         clones.clear()
         originals.clear()
@@ -43,10 +46,9 @@ class Zero0(Replicated):
             if self.masters:
                 self.hold(f"{weight.name} float32 master", weight.shape, "optimizer", "float32")
             self.hold_states(weight, "float32")
-        self.tape.moment = "start"
 
     def updated(self) -> list[Weight]:
-        return [Weight("flat weights", (self.numel,))] if self.flat else self.weights
+        return [Weight("flat weights", (self.numel,))] if self.flat else self.trained
 
     def keep_gradients(self) -> None:
         if self.dtype == "float32":
@@ -59,7 +61,7 @@ class Zero0(Replicated):
         if not self.sync:
             return
         unknown = [min(self.numel, REDUCED_AT_A_TIME)]
-        for size in unknown if self.plan.family.opaque else _pieces(self.weights):
+        for size in unknown if self.plan.family.opaque else _pieces(self.trained):
             piece = self.temporary("gradients to reduce", size, self.dtype, "communication")
             del piece
 
@@ -69,7 +71,7 @@ class Zero0(Replicated):
             return
         gradients = [
             self.temporary(f"{weight.name} float32 gradient", weight.numel, "float32", "gradients")
-            for weight in self.weights
+            for weight in self.trained
         ]
         if self.flat:
             flat = self.temporary("flat float32 gradient", self.numel, "float32", "gradients")

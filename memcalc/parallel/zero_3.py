@@ -24,8 +24,9 @@ class Zero3(Replicated):
         super().__init__(tape, plan, units)
         self.knobs, self.offload = plan.deepspeed, plan.offload
         self.summed = "float32" if self.knobs.grad_accum_dtype == "float32" else self.dtype
-        self.groups = sub_groups(self.weights, plan.shards, self.knobs.sub_group_size)
+        self.groups = sub_groups(self.trained, plan.shards, self.knobs.sub_group_size)
         self.partition = sum(self.groups)
+        self.parts = sum(-(-weight.numel // plan.shards) for weight in self.weights)
         self.persistent = self._persistent()
         self.modules = Fetching(self.knobs, {weight.name for weight in self.persistent}, self.temporary, self.start)
         # A model of unknown layers is one tensor, whose gathers would say nothing.
@@ -54,11 +55,13 @@ class Zero3(Replicated):
 
     def parameters(self) -> None:
         self.tape.moment = "init"
-        if not self.knobs.zero_init:
-            whole = [self.temporary(weight.name, weight.numel) for weight in self.weights]
-            whole.clear()
+        parts = []
+        for weight in self.weights:  # where the model was built whole, each weight goes when it was divided
+            parts.append(self.temporary(f"{weight.name} part", self.part(weight)))
+            self.whole.pop(weight.name, None)
+        parts.clear()
         if self.offload.parameters == "none":
-            self.hold("partitions of weights", (self.partition,), "parameters")
+            self.hold("partitions of weights", (self.parts,), "parameters")
 
     def optimizer_states(self) -> None:
         if self.offload.optimizer == "none":
@@ -72,7 +75,6 @@ class Zero3(Replicated):
             self.hold("gradient partitions", (self.partition,), "gradients", self.summed)
         if self.knobs.contiguous_gradients:
             self.hold("reduce bucket", (self.knobs.reduce_bucket_size,), "communication")
-        self.tape.moment = "start"
         self.gather_persistent()
 
     def keep_gradients(self) -> None:
@@ -132,6 +134,7 @@ class Zero3(Replicated):
     def end_backward(self) -> None:
         if self.bucket:
             self.reduce()
+        super().end_backward()
 
     # -- step --------------------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class Zero3(Replicated):
         if self.offload.optimizer != "none":
             return
         if not self.plan.family.opaque:
-            largest = max(map(self.part, self.weights))
+            largest = max(map(self.part, self.trained))
             norm = self.temporary("float64 gradient for the norm", 8 * largest, "uint8", "temporary")
             del norm
         for index, size in enumerate(self.groups):

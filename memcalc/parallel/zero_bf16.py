@@ -21,13 +21,12 @@ class ZeroBf16(Zero):
         self.hold(flat.name, flat.shape, "optimizer", "float32")
         self.hold("float32 gradients", (self.partition * self.plan.shards,), "gradients", "float32")
         self.hold_states(flat, "float32")
-        self.tape.moment = "start"
 
     def gradient(self, weight: Weight, grad: Storage) -> None:
         self.grads.setdefault(weight.name, grad)
 
     def end_backward(self) -> None:
-        for weight in self.weights:
+        for weight in self.trained:
             cast = self.temporary(f"{weight.name} float32 gradient", weight.numel, "float32")
             del cast
         if self.sync:  # communication_data_type is the weights' own
