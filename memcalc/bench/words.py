@@ -16,6 +16,7 @@ from memcalc.bench.pictures import images_of
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
+from memcalc.bench.sharded import masters_of, sharded_of
 from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import InputError
@@ -76,7 +77,7 @@ def say(row: Row) -> Said:
 
 def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None:
     strategy, ranks, layout = strategy_of(reading)
-    precision = precision_of(reading, built)
+    precision = masters_of(reading, strategy, precision_of(reading, built))
     optimizer, kind = optimizer_of(reading)
     checkpoint = checkpointing_of(reading)
     attention = attention_of(reading, built)
@@ -85,6 +86,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
     torch = _torch(reading)
+    sharded = sharded_of(reading, strategy, ranks, precision, built) if built else {}
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
     fields: dict[str, Any] = {
@@ -115,6 +117,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             layout=layout,
             deepspeed=_deepspeed(reading, strategy),
             **fields,
+            **sharded,
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
@@ -136,9 +139,6 @@ def _extras(reading: Reading) -> None:
     row = reading.row
     if row["lora_rank"]:
         reading.lack("LoRA")
-    offload = reading.said("offload")
-    if offload not in ("none", ""):
-        reading.lack(f"offload {offload}")
     if re.search(r"peak active|active bytes", row["notes"]):
         reading.assume("peak active bytes are counted as allocated: no block waits for a stream")
     for pattern, reason, only_less in _NOTED:
