@@ -75,6 +75,8 @@ def replaced(plan: Plan, **changes: object) -> Plan:
     """The plan with other fields, and without what belongs to the device or the strategy that it had."""
     if changes.get("device") == "cpu" or "strategy" in changes:
         changes = {"offload": Offload()} | changes
+    if "adapter" in changes:
+        changes = {"fsdp": dataclasses.replace(plan.fsdp, version="2"), "offload": Offload()} | changes
     if "strategy" in changes or "ranks" in changes:
         changes = {"fsdp": dataclasses.replace(plan.fsdp, replicas=0)} | changes
     return dataclasses.replace(plan, **changes)  # type: ignore[arg-type]

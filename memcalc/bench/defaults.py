@@ -240,7 +240,6 @@ FRAMEWORKS = (
             "zero": Default("deepspeed", "megatron/training.py: deepspeed.initialize"),
             "pipeline_engine": Default("yes", "megatron/model/gpt_model.py: GPTModelPipe, a PipelineModule"),
             "stage": Default("first", "chronicles-prequel.md: nvidia-smi on a node with an embedding"),
-            "flatten": Default("host", "deepspeed/runtime/zero/stage2.py, 0.4 to 0.6: move_to_cpu"),
             "contiguous": Default("no", "deepspeed/runtime/engine.py, 0.4.4 to 0.12: not in stage 1"),
             "optimizer_kind": Default("fused", "megatron/optimizer/__init__.py: apex.optimizers.FusedAdam"),
             "loss": Default("made float32 by the model", "megatron/model/gpt_model.py, GPTModelPipe: float16_to_fp32"),

@@ -86,11 +86,17 @@ def _offload(reading: Reading, strategy: str) -> Offload:
 def _deepspeed(reading: Reading, stage: int, built: Model) -> DeepSpeed:
     """DeepSpeed's defaults, or what transformers/integrations/deepspeed.py puts for "auto": sizes by the hidden width."""
     reading.assume("the flat copy of the weights is made on the host, as DeepSpeed did when the row was published")
+    said: dict[str, Any] = {
+        "flatten": "host",
+        "contiguous_gradients": reading.default("contiguous") != "no",
+        "grad_accum_dtype": "float32" if stage == 1 and reading.row["grad_dtype"] == "fp32" else "weights",
+        "pipeline_engine": reading.default("pipeline_engine") == "yes",
+    }
     if stage < 3 or reading.default("zero_sizes") != "auto" or not built.hidden:
-        return DeepSpeed(flatten="host")
+        return DeepSpeed(**said)
     width = built.hidden
     return DeepSpeed(
-        flatten="host",
+        **said,
         reduce_bucket_size=width * width,
         prefetch_bucket_size=int(0.9 * width * width),
         persistence_threshold=10 * width,

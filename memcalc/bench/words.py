@@ -18,14 +18,12 @@ from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.sharded import masters_of, sharded_of
 from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
-from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES
 from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
 from memcalc.spec import Model
-from memcalc.strategies import STRATEGIES
 
 __all__ = ["Said", "say"]
 
@@ -115,24 +113,12 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             torch=torch,
             allocator=reading.default("allocator"),
             layout=layout,
-            deepspeed=_deepspeed(reading, strategy),
             **fields,
             **sharded,
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
         return None
-
-
-def _deepspeed(reading: Reading, strategy: str) -> DeepSpeed:
-    if STRATEGIES[strategy].zero_stage is None:
-        return DeepSpeed()
-    return DeepSpeed(
-        contiguous_gradients=reading.default("contiguous") != "no",
-        flatten="host" if reading.default("flatten") == "host" else "device",
-        grad_accum_dtype="float32" if reading.row["grad_dtype"] == "fp32" else "weights",
-        pipeline_engine=reading.default("pipeline_engine") == "yes",
-    )
 
 
 def _extras(reading: Reading) -> None:
