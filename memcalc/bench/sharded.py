@@ -92,7 +92,11 @@ def _deepspeed(reading: Reading, stage: int, built: Model) -> DeepSpeed:
         "grad_accum_dtype": "float32" if stage == 1 and reading.row["grad_dtype"] == "fp32" else "weights",
         "pipeline_engine": reading.default("pipeline_engine") == "yes",
     }
-    if stage < 3 or reading.default("zero_sizes") != "auto" or not built.hidden:
+    sizes = reading.default("zero_sizes")
+    if sizes != "auto":
+        named = dict(part.split("=") for part in sizes.split(", ") if part)
+        return DeepSpeed(**said, **{name: int(size) for name, size in named.items()})
+    if stage < 3 or not built.hidden:
         return DeepSpeed(**said)
     width = built.hidden
     return DeepSpeed(
