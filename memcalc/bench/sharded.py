@@ -45,9 +45,13 @@ def sharded_of(reading: Reading, strategy: str, ranks: int, precision: str, buil
             reduce_dtype=_reduce_dtype(reading, precision),
             replicas=max(ranks // _GPUS_OF_A_NODE, 1) if row.replicates else 0,
         )
-    elif reading.row["reduce_dtype"] and not row.main_grads and not PRECISIONS[precision].master:
-        if _DTYPES.get(reading.row["reduce_dtype"]) != PRECISIONS[precision].weights:
-            reading.lack(f"reduce dtype {reading.row['reduce_dtype']} beside weights in {precision}")
+    elif (
+        reading.row["reduce_dtype"]
+        and not row.main_grads
+        and not PRECISIONS[precision].master
+        and _DTYPES.get(reading.row["reduce_dtype"]) != PRECISIONS[precision].weights
+    ):
+        reading.lack(f"reduce dtype {reading.row['reduce_dtype']} beside weights in {precision}")
     if row.zero_stage is not None:
         found["deepspeed"] = _deepspeed(reading, row.zero_stage, built)
     return found
@@ -95,7 +99,7 @@ def _deepspeed(reading: Reading, stage: int, built: Model) -> DeepSpeed:
     sizes = reading.default("zero_sizes")
     if sizes != "auto":
         named = dict(part.split("=") for part in sizes.split(", ") if part)
-        return DeepSpeed(**said, **{name: int(size) for name, size in named.items()})
+        return DeepSpeed(**(said | {name: int(size) for name, size in named.items()}))
     if stage < 3 or not built.hidden:
         return DeepSpeed(**said)
     width = built.hidden
