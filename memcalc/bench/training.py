@@ -118,7 +118,10 @@ def checkpointing_of(reading: Reading) -> int:
             reading.assume(f"activation checkpointing: {text}")
         return 1
     if text != "none":
-        reading.lack("selective activation checkpointing" if text.startswith("selective") else f"checkpointing {text}")
+        selective = text.startswith("selective")
+        reading.lack(
+            "selective activation checkpointing" if selective else f"checkpointing {text}", only_less=selective
+        )
     return 0
 
 

@@ -134,7 +134,7 @@ def _extras(reading: Reading) -> None:
 
 def _dropout(reading: Reading, built: Model) -> float:
     """What the name of an MLP states, else the framework's for the family."""
-    return dropout_of(built.name) or float(reading.default(f"dropout {built.family}") or 0)
+    return dropout_of(reading.row["model"]) or float(reading.default(f"dropout {built.family}") or 0)
 
 
 def _set_to_none(reading: Reading, torch: str) -> bool:
@@ -146,14 +146,14 @@ def _set_to_none(reading: Reading, torch: str) -> bool:
 
 
 def _implementation(reading: Reading, built: Model) -> Implementation:
-    """How the framework writes the family's layers, which torch.compile makes no difference between."""
-    if reading.said("compile").startswith("yes"):
-        return Implementation()
+    """How the framework writes the family's layers; torch.compile makes no difference between norms or positions."""
     kernels = re.search("fused Triton", reading.row["notes"])
     said = _KERNELS if kernels else reading.default(f"implementation {built.family}")
     values = dict(pair.split("=") for pair in said.split(", ")) if said else {}
     if "flash" in reading.row["attention"] and reading.default("flash") == "grouped":
         values.pop("grouped", None)
+    if reading.said("compile").startswith("yes"):
+        values = {field: value for field, value in values.items() if field == "softmax"}
     return Implementation.suited(built, values)
 
 
