@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.hardware import GPUS, Gpu
+from memcalc.host import host_tensors
 from memcalc.ledger import fullest, skeleton
 from memcalc.outside import communicators, device_range, outside
 from memcalc.plan import Plan
@@ -101,8 +102,8 @@ def _bounds(found: Range) -> dict[str, int]:
 def host_bytes(plan: Plan, allocated: int) -> int:
     """RAM the training data structures of one rank take.
 
-    On the CPU that is the whole training state. With a GPU it is the batch being prepared and the
-    optimizer's step counters, which torch keeps on the CPU unless the step is fused.
+    On the CPU that is the whole training state. With a GPU it is the batch being prepared, the
+    optimizer's step counters, which torch keeps on the CPU unless the step is fused, and what is offloaded.
     """
     if plan.device == "cpu":
         return allocated
@@ -111,7 +112,8 @@ def host_bytes(plan: Plan, allocated: int) -> int:
     counters = 0
     if plan.optimizer_row.counter and plan.optimizer_kind != "fused" and not plan.family.opaque:
         counters = DTYPE_BYTES["float32"] * sum(weight.trainable for weight in plan.weights)
-    return plan.micro_batch * (2 * tokens if tokens else features) + counters
+    offloaded = sum(tensor.held for tensor in host_tensors(plan))
+    return plan.micro_batch * (2 * tokens if tokens else features) + counters + offloaded
 
 
 def verdict(plan: Plan, device: Range, gpu: Gpu | None) -> str:

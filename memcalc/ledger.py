@@ -13,6 +13,7 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from memcalc import ops
@@ -20,7 +21,7 @@ from memcalc.adapted import adapting
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
-from memcalc.parallel import Replicated, build_whole, flattened, make, resume, shard_units
+from memcalc.parallel import Replicated, Zero3, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
@@ -76,6 +77,11 @@ def peaks(plan: Plan, micro_batches: list[int]) -> list[int]:
 def play(plan: Plan, stage: Stage) -> Skeleton:
     """One step of one stage, recorded."""
     step = _Step(plan, stage)
+    if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
+        rehearsal = _Step(replace(plan, accumulation=1), stage)
+        rehearsal.run()
+        assert isinstance(rehearsal.hooks, Zero3)
+        step.hooks.modules.follow(rehearsal.hooks.modules.seen)
     step.run()
     return step.tape.skeleton(CUDA_BLOCK if plan.device == "cuda" else 1)
 
@@ -157,7 +163,9 @@ class _Step:
         rounds = played(*where, plan.accumulation, layout.chunks)
         flights: dict[tuple[int, int], _Flight] = {}
         for forward, micro_batch, chunk in passes(*where, rounds, layout.chunks):
-            self.hooks.sync = micro_batch == rounds - 1
+            self.hooks.sync = micro_batch == rounds - 1 or (
+                plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch
+            )
             since = tape.made
             if forward:
                 flights[micro_batch, chunk] = self.forward_pass(stage.chunks[chunk])

@@ -230,6 +230,12 @@ class Plan:
         return "efficient" if self.precision_row.compute == "float32" else "flash"
 
     @property
+    def reduce_dtype(self) -> str:
+        """dtype in which FSDP reduces gradients."""
+        named = {"weights": self.precision_row.weights, "compute": self.precision_row.compute}
+        return named.get(self.fsdp.reduce_dtype, "float32")
+
+    @property
     def gathers_unknown_layers(self) -> bool:
         """Parameters are gathered layer by layer, but it is not known how many layers there are."""
         return self.strategy_row.gathers and self.family.opaque and not self.model.layers
@@ -259,8 +265,9 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights."""
-        return self.data_parallel * self.layout.context
+        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights, or
+        with replicas those of one."""
+        return self.data_parallel * self.layout.context // self.fsdp.groups(self)
 
     @property
     def global_batch(self) -> int:

@@ -11,10 +11,13 @@ from hypothesis import strategies as st
 
 from memcalc.adapters import TARGETS, Adapter
 from memcalc.checkpointing import POLICIES, Checkpointing
+from memcalc.deepspeed import DeepSpeed
+from memcalc.fsdp import Fsdp
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
 from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
+from memcalc.offload import Offload
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
@@ -29,7 +32,9 @@ __all__ = [
     "berts",
     "checkpointings",
     "decoders",
+    "deepspeeds",
     "divided",
+    "fsdps",
     "gpt2s",
     "implementations",
     "llamas",
@@ -39,6 +44,7 @@ __all__ = [
     "models",
     "moes",
     "named_models",
+    "offloads",
     "pipelines",
     "plans",
     "precisions",
@@ -225,7 +231,7 @@ def worlds(draw: st.DrawFn, max_ranks: int = 8) -> tuple[str, int, int]:
 def precisions(strategy: str) -> list[str]:
     """The precisions a strategy can train in."""
     row = STRATEGIES[strategy]
-    if row.main_grads:
+    if row.main_grads or row.zero_stage is not None:
         return [each.name for each in PRECISIONS.values() if each.master or each.name == "fp32"]
     return [each.name for each in PRECISIONS.values() if row.masters or not each.master]
 
@@ -236,6 +242,24 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
     if device == "cuda":
         return [*kinds, "efficient"] + ["flash"] * (PRECISIONS[precision].compute != "float32")
     return kinds + ["flash"] * (not dropout)
+
+
+@st.composite
+def fsdps(draw: st.DrawFn, strategy: str, ranks: int, adapter: Adapter) -> Fsdp:
+    """FSDP's fields, with replicas that divide the ranks where there are any."""
+    row = STRATEGIES[strategy]
+    if not row.gathers:
+        return Fsdp()
+    replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
+    return Fsdp(
+        version="2" if adapter.freezes else draw(st.sampled_from(["1", "2"])),
+        replicas=replicas,
+        reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
+        forward_prefetch=draw(st.booleans()),
+        backward_prefetch=draw(st.sampled_from(["pre", "post", "none"])),
+        original_parameters=draw(st.booleans()),
+        sync_every_micro_batch=draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -254,6 +278,44 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
         input_gradients=draw(st.booleans()),
         quantize=quantize,
         quantized_saves_input=draw(st.booleans()),
+    )
+
+
+@st.composite
+def deepspeeds(draw: st.DrawFn, strategy: str) -> DeepSpeed:
+    """DeepSpeed's fields, with buckets and thresholds that small models fill."""
+    if STRATEGIES[strategy].zero_stage is None:
+        return DeepSpeed()
+    sizes = st.sampled_from([1, 100, 5_000, 10**6, 10**9])
+    return DeepSpeed(
+        reduce_bucket_size=draw(sizes),
+        overlap_comm=draw(st.sampled_from(["auto", "on", "off"])),
+        contiguous_gradients=draw(st.booleans()),
+        reduce_scatter=draw(st.booleans()),
+        round_robin_gradients=draw(st.booleans()),
+        grad_accum_dtype=draw(st.sampled_from(["weights", "float32"])),
+        flatten=draw(st.sampled_from(["device", "host"])),
+        persistence_threshold=draw(st.sampled_from([0, 50, 10**5])),
+        prefetch_bucket_size=draw(st.sampled_from([0, 100, 10**6])),
+        max_live_parameters=draw(sizes),
+        max_reuse_distance=draw(sizes),
+        sub_group_size=draw(sizes),
+    )
+
+
+@st.composite
+def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, adapter: Adapter) -> Offload:
+    """What the strategy can offload from a GPU."""
+    row = STRATEGIES[strategy]
+    if device == "cpu" or adapter.freezes or not (row.gathers or row.zero_stage) or draw(st.booleans()):
+        return Offload()
+    if row.gathers:
+        return Offload(optimizer="cpu", parameters="cpu")
+    places = ["none", "cpu", "nvme"] if row.zero_stage == 3 else ["none", "cpu"]
+    return Offload(
+        optimizer=draw(st.sampled_from(places)) if optimizer in ("adam", "adamw") else "none",
+        parameters=draw(st.sampled_from(places)) if row.zero_stage == 3 else "none",
+        pin_memory=draw(st.booleans()),
     )
 
 
@@ -298,7 +360,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    layout = draw(pipelines(chosen)) if reads == "tokens" and FAMILIES[chosen.family].sequences == 1 else Layout()
+    one_sequence = reads == "tokens" and FAMILIES[chosen.family].sequences == 1
+    layout = draw(pipelines(chosen)) if one_sequence and (STRATEGIES[strategy].zero_stage or 0) < 2 else Layout()
     ranks *= layout.pipeline
     row = STRATEGIES[strategy]
     gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer)
@@ -312,6 +375,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
     loss = draw(losses(device, tokens, scaled)) if tokens and not chosen.classes else Loss()
     reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
+    adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
+    if row.zero_stage is not None and (adapter.quantize != "none" or adapter.dtype != "weights"):
+        adapter = Adapter()
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -338,10 +404,13 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),
         device=device,
+        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter)),
+        deepspeed=draw(deepspeeds(strategy)),
+        offload=draw(offloads(strategy, optimizer.name, device, adapter)),
         implementation=draw(implementations(chosen)),
         allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
-        adapter=Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen)),
+        adapter=adapter,
         checkpointing=draw(checkpointings(chosen)) if checkpoint_every and not reentrant else Checkpointing(),
     )
 

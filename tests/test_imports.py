@@ -40,6 +40,7 @@ LAYERS = [
     ],
     ["plan"],
     ["sharding", "stages"],
+    ["host"],
     ["parallel", "pipeline", "adapted"],
     ["ledger", "streams"],
     ["reserved"],

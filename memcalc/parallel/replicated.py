@@ -27,6 +27,8 @@ class Replicated:
         """dtype of trained weights, their gradients and states: an adapter may have its own."""
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
+        self.away = plan.strategy_row.gathers and plan.offload.on
+        """FSDP keeps shards, their gradients and states on the host, and updates them there."""
         self.whole: dict[str, Storage] = {}
         """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
@@ -38,14 +40,16 @@ class Replicated:
 
     def states(self) -> None:
         """Parameters, optimizer states and whatever else lives between steps."""
-        self.parameters()
+        if not self.away:
+            self.parameters()
         self.tape.moment = "start"
-        self.optimizer_states()
+        if not self.away:
+            self.optimizer_states()
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
             self.hold(name, (size,), "temporary", "uint8")
-        if not self.plan.set_to_none:
+        if not self.plan.set_to_none and not self.away:
             self.keep_gradients()
 
     def parameters(self) -> None:
@@ -131,6 +135,8 @@ class Replicated:
 
     def step(self) -> None:
         """The optimizer's update."""
+        if self.away:
+            return
         if self.plan.family.opaque and self.plan.optimizer_kind == "for-loop":
             return  # as large as the largest tensor, which is not known
         self.temporaries(self.step_shapes(), self.trained_dtype)
