@@ -20,7 +20,7 @@ __all__ = ["KINDS", "TARGETS", "Adapter"]
 
 KINDS = ("none", "lora", "adapter", "adapter-v2")
 # Leaf names of linear layers, as PEFT's target_modules; a dotted name tells layers of one leaf name apart.
-_QUERY_VALUE = ("q_proj", "v_proj", "c_attn", "query", "value", "q", "v", "qkv", "query_key_value")
+_QUERY_VALUE = ("q_proj", "v_proj", "c_attn", "query", "value", "q", "v", "qkv", "qkv_proj", "query_key_value")
 _ATTENTION = (
     *_QUERY_VALUE, "k_proj", "o_proj", "key", "k", "o", "attn.c_proj", "attn.proj", "attention.output.dense",
     "attention.dense", "self.out", "out_proj",

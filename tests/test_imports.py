@@ -18,7 +18,7 @@ LAYERS = [
     ["catalog"],
     ["precision", "quantised", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
-    ["replay"],
+    ["replay", "allocator_history"],
     ["recorder"],
     ["groups", "schedules", "engines"],
     ["layout"],
@@ -41,7 +41,8 @@ LAYERS = [
     ["plan"],
     ["sharding", "stages"],
     ["parallel", "pipeline", "adapted"],
-    ["ledger", "reserved"],
+    ["ledger", "streams"],
+    ["reserved"],
     ["outside"],
     ["estimate"],
     [

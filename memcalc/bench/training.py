@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memcalc.bench.reading import Reading
+from memcalc.models import FAMILIES
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.precision import PRECISIONS
 from memcalc.spec import Model
@@ -63,6 +64,10 @@ _ATTENTION = {
 def precision_of(reading: Reading, built: Model | None) -> str:
     """The name in PRECISIONS; ``fp32``, after a lack was noted, where there is none."""
     weights, compute = reading.said("param_dtype"), re.sub(r"[()]|, channels_last", "", reading.said("compute_dtype"))
+    if compute == "fp8linear+bf16":
+        # torchao/float8/float8_linear.py: input and weight are saved as they come, before they are cast.
+        reading.assume("float8 products keep what bfloat16 ones do; casts to 8 bit are not counted")
+        compute = "bf16"
     missing = [reason for pattern, reason in _DTYPE_LACKS if re.search(pattern, f"{weights} {compute}")]
     for reason in missing:
         reading.lack(reason)
@@ -119,7 +124,7 @@ def checkpointing_of(reading: Reading) -> int:
 
 def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
-    if built is None or built.family not in ("gpt2", "llama", "megatron"):
+    if built is None or not built.heads or FAMILIES[built.family].written_out:
         return "auto"
     text = reading.said("attention").lower()
     if text == "te default":
