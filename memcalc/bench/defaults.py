@@ -46,12 +46,20 @@ PYTORCH = {
     "grad_accum": Default("1", "torch accumulates only when zero_grad is not called"),
     "loss": Default("float32", "memcalc's own: cross_entropy on float32 logits"),
     "offload": Default("none", "torch keeps tensors where they were made"),
+    "adapters": Default("", "torch has none"),
+    "quantised": Default("", "the blocks' linear layers, by a MatMul4Bit that keeps no input"),
+    "lora_dropout": Default("", "not stated"),
+    "lora_targets": Default("", "not stated"),
+    "quantisation": Default("", "as the cell says"),
+    "selective": Default("op", "torchtitan's word without another: by operation"),
     "optimizer_kind": Default("foreach", "torch.optim, _default_to_fused_or_foreach: foreach for CUDA parameters"),
     "torch": Default("2.13", "memcalc's own"),
 }
 
 # What the layers of transformers are written like.
 _TRANSFORMERS = {
+    "adapters": Default("peft", "peft: adapters are float32 (autocast_adapter_dtype)"),
+    "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
     "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),
     "dropout gpt2": Default("0.1", "configuration_gpt2.py: resid_pdrop, embd_pdrop, attn_pdrop"),
     "dropout t5": Default("0.1", "configuration_t5.py: dropout_rate"),
@@ -113,6 +121,12 @@ FRAMEWORKS = (
             "qkv": Default("fused", "litgpt/model.py, CausalSelfAttention.qkv: v is a view of it"),
             "head": Default("own", "litgpt/model.py, GPT: lm_head is a Linear of its own"),
             "loss": Default("chunked", "litgpt/utils.py: chunked_cross_entropy, chunk_size=128"),
+            "quantised": Default(
+                "head, input",
+                "BitsandbytesPrecision converts every linear layer; MatMul4Bit of bitsandbytes 0.41 keeps its input",
+            ),
+            "lora_dropout": Default("0.05", "finetune/lora.py: lora_dropout = 0.05"),
+            "lora_targets": Default("query-value", "finetune/lora.py: lora_query and lora_value"),
         },
     ),
     Framework(

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.bench.adapters import adapter_of, settle_base
 from memcalc.bench.cards import card_of
 from memcalc.bench.layouts import stage_of, strategy_of
 from memcalc.bench.lengths import settle_length
@@ -28,8 +29,6 @@ __all__ = ["Said", "say"]
 
 # (pattern in the notes, what is missing, whether it only takes memory away).
 _NOTED = (
-    (r"\bQ?LoRA\b", "LoRA", False),
-    (r"\bAdapter\b", "adapters", False),
     (r"fused in backward|optimizer_in_bwd", "the optimizer's step inside backward", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
 )  # fmt: skip
@@ -56,9 +55,10 @@ def say(row: Row) -> Said:
     """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
     settle_length(reading)
+    quantize = settle_base(reading)
     built = model_of(reading)
     gpu, usable = card_of(reading)
-    plan = _plan(reading, built, gpu)
+    plan = _plan(reading, built, gpu, quantize)
     context = _context(reading) if row.meter == "device" else None
     lacks = tuple(reading.lacks)
     return Said(
@@ -72,11 +72,12 @@ def say(row: Row) -> Said:
     )
 
 
-def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None:
+def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str) -> Plan | None:
     strategy, ranks, layout = strategy_of(reading)
     precision = precision_of(reading, built)
     optimizer, kind = optimizer_of(reading)
-    checkpoint = checkpointing_of(reading)
+    checkpoint, checkpointing = checkpointing_of(reading)
+    adapter = adapter_of(reading, quantize, checkpointed=checkpoint > 0)
     attention = attention_of(reading, built)
     batch = images_of(reading)
     tokens = tokens_of(reading, built)
@@ -106,6 +107,8 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             accumulation=accumulation,
             tokens=tokens,
             checkpoint_every=checkpoint,
+            checkpointing=checkpointing,
+            adapter=adapter,
             attention=attention,
             gpu=gpu,
             torch=torch,
@@ -120,8 +123,6 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
 
 def _extras(reading: Reading) -> None:
     row = reading.row
-    if row["lora_rank"]:
-        reading.lack("LoRA")
     offload = reading.said("offload")
     if offload not in ("none", ""):
         reading.lack(f"offload {offload}")
