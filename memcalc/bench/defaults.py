@@ -82,6 +82,16 @@ _TRANSFORMERS = {
 
 FRAMEWORKS = (
     Framework(
+        name="DeepSpeed through transformers",
+        sources=("hiyouga/LLaMA-Factory", "haotian-liu/LLaVA", "allenai/open-instruct", "QwenLM/Qwen"),
+        defaults=_TRANSFORMERS
+        | {
+            "zero_sizes": Default("auto", "the project's ZeRO-3 file says auto for buckets and thresholds"),
+            "loss": Default("float32", "modeling_llama.py: logits.float()"),
+            "torch": Default("2.0", "the newest release when the thread was opened"),
+        },
+    ),
+    Framework(
         name="Lightning Fabric",
         sources=("Lightning-AI/pytorch-lightning",),
         defaults={

@@ -25,17 +25,12 @@ _STRATEGIES = {
     "fsdp": "fsdp-full-shard",
     "fsdp_shard_grad_op": "fsdp-shard-grad-op",
     "fsdp_no_shard": "fsdp-no-shard",
+    "hsdp": "fsdp-hybrid-shard",
 }
 _LACKING = {
-    "hsdp": "hybrid sharding",
     "gemini": "ColossalAI's Gemini",
-    "zero0": "DeepSpeed without sharding",
-    "zero1": "DeepSpeed's or Megatron's ZeRO 1",
-    "zero2": "DeepSpeed's ZeRO 2",
-    "zero3": "DeepSpeed's ZeRO 3",
     "ep": "expert parallel",
     "etp": "expert parallel",
-    "offload": "offload cpu",
 }
 # Stretches of a pipeline on one rank, and experts, which the ranks of data parallel divide.
 _NO_RANKS = ("vp", "ep", "etp")
@@ -43,8 +38,7 @@ _NO_RANKS = ("vp", "ep", "etp")
 _ENGINES = {
     ("megatron", "ddp"): "megatron-ddp",
     ("megatron", "zero1"): "megatron-distributed",
-    ("deepspeed", "zero0"): "deepspeed-0",
-    ("deepspeed", "zero1"): "deepspeed-1",
+    **{("deepspeed", f"zero{stage}"): f"deepspeed-{stage}" for stage in range(4)},
 }
 _NOTES = {
     "thunder fsdp": "thunder's own FSDP",
@@ -93,7 +87,7 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     if "zero1" in degrees and "zeroredundancyoptimizer" in notes:
         degrees["zero-1"] = degrees.pop("zero1")
     layout = _layout(reading, degrees)
-    engine = reading.default("zero")
+    engine = reading.default("zero") or "deepspeed"  # whose word ZeRO's stages are
     degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
     kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
     alone = degrees.get("dp") == 1 and layout.model_parallel > 1
@@ -105,7 +99,7 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
         if kind in _LACKING and (degree > 1 or not kind.endswith("p") or kind == "hsdp"):
             reading.lack(_LACKING[kind])
     name = kinds[0] if kinds else "single"
-    ranks = _ranks(reading, name, degrees, notes)
+    ranks = _ranks(reading, name, degrees)
     return _STRATEGIES.get(name, name), ranks, layout
 
 
@@ -147,7 +141,7 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
     )
 
 
-def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> int:
+def _ranks(reading: Reading, name: str, degrees: dict[str, int]) -> int:
     if name == "single" and "dp" not in degrees:
         return 1
     stated = prod(degree for kind, degree in degrees.items() if degree and kind not in _NO_RANKS)
@@ -156,8 +150,4 @@ def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> 
         stated = reading.number("n_gpus")
     elif cards is not None and cards != stated:
         reading.lack(f"strategy says {stated} ranks, n_gpus says {cards}")
-    if name.startswith("fsdp") and name != "fsdp_no_shard":
-        two = "fsdp2" in notes or ("fsdp1" not in notes and reading.default("fsdp") == "2")
-        if not two:
-            reading.assume("FSDP 1 is counted as fully_shard (FSDP 2)")
     return stated

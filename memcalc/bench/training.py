@@ -43,6 +43,10 @@ _OPTIMIZERS = {
     "adam (fused)": ("adam", "fused"),
     "sgd": ("sgd", ""),
     "sgd momentum": ("sgd-momentum", ""),
+    "fusedadam": ("adam", "fused"),
+    # colossalai/nn/optimizer/hybrid_adam.py updates what is on the GPU with one fused kernel.
+    "hybridadam (fused)": ("adamw", "fused"),
+    "cpu_adam": ("adam", "fused"),
     # composer/optim/decoupled_weight_decay.py: one weight at a time, with torch's own two temporaries.
     "decoupled_adamw": ("adamw", "for-loop"),
     "adam8bit (bnb)": ("adamw-8bit", "fused"),
@@ -95,7 +99,7 @@ def precision_of(reading: Reading, built: Model | None) -> str:
     if PRECISIONS[precision].master:
         return precision  # which gradients and states go with it is the strategy's to know
     kept = PRECISIONS[precision].weights
-    for column in ("grad_dtype", "optimizer_state_dtype", "reduce_dtype"):
+    for column in ("grad_dtype", "optimizer_state_dtype"):
         text = reading.row[column]
         if text and _DTYPES.get(text) != kept and not (column[0] == "o" and text == "int8"):
             reading.lack(f"{column.replace('_', ' ')} {text} beside weights in {weights}")

@@ -17,6 +17,7 @@ from memcalc.bench.pictures import images_of
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
+from memcalc.bench.sharded import masters_of, sharded_of
 from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
@@ -74,7 +75,7 @@ def say(row: Row) -> Said:
 
 def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str) -> Plan | None:
     strategy, ranks, layout = strategy_of(reading)
-    precision = precision_of(reading, built)
+    precision = masters_of(reading, strategy, precision_of(reading, built))
     optimizer, kind = optimizer_of(reading)
     checkpoint, checkpointing = checkpointing_of(reading)
     adapter = adapter_of(reading, quantize, checkpointed=checkpoint > 0)
@@ -84,6 +85,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
     torch = _torch(reading)
+    sharded = sharded_of(reading, strategy, ranks, precision, built) if built else {}
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
     fields: dict[str, Any] = {
@@ -115,6 +117,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
             allocator=reading.default("allocator"),
             layout=layout,
             **fields,
+            **sharded,
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
@@ -123,9 +126,6 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
 
 def _extras(reading: Reading) -> None:
     row = reading.row
-    offload = reading.said("offload")
-    if offload not in ("none", ""):
-        reading.lack(f"offload {offload}")
     if re.search(r"peak active|active bytes", row["notes"]):
         reading.assume("peak active bytes are counted as allocated: no block waits for a stream")
     for pattern, reason, only_less in _NOTED:
