@@ -50,6 +50,8 @@ class Layout(Group):
                 f"{plan.ranks} ranks do not divide by tensor {self.tensor} x context {self.context} x pipeline {self.pipeline}"
                 f" = {self.model_parallel}"
             )
+        if plan.strategy_row.one_process and self != type(self)():
+            raise PlanError(f"{plan.strategy} has a whole replica on every GPU; leave the other ways to divide it out")
         self._check_tensor(plan)
         self._check_tokens(plan)
         self._check_pipeline(plan)

@@ -188,8 +188,12 @@ class _Step:
             targets = (1,) if plan.model.classes else (plan.tokens,)
         else:
             inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
+        # One process takes the samples of all its GPUs, of which each replica sees its own.
+        times = plan.ranks if plan.strategy_row.one_process else 1
+        targets = (targets[0] * times,)
+        held = tape.allocate("inputs", (inputs[0] * times,), dtype, "inputs")
         return (
-            Tensor(tape.allocate("inputs", inputs, dtype, "inputs"), inputs, dtype, None),
+            Tensor(held, inputs, dtype, None),
             Tensor(tape.allocate("targets", targets, "int64", "inputs"), targets, "int64", None),
         )
 
@@ -209,6 +213,8 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
+                if not self.plan.family.opaque:
+                    output = hooks.gather_outputs(output)
                 if self.plan.layout.copied_logits or self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
                 opaque = self.plan.family.opaque

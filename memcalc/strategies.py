@@ -28,6 +28,8 @@ class Strategy:
     """DeepSpeed's ZeRO stage, 0 to 3."""
     replicates: bool = False
     """Shards within a group of ranks and keeps a copy of the shards in every group (HSDP)."""
+    one_process: bool = False
+    """One process drives all GPUs; the first of them holds the batch, the outputs and the loss of all."""
     flat_units: bool = False
     """FSDP 1's flat parameters: a unit's gradients are put together at the end of its backward."""
     main_grads: bool = False
@@ -54,6 +56,11 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             summary="a full copy per rank; gradients are averaged through buckets",
             buckets=True,
             backend="ddp",
+        ),
+        Strategy(
+            name="data-parallel",
+            summary="one process for all GPUs (nn.DataParallel); the first one also takes all outputs and the loss",
+            one_process=True,
         ),
         Strategy(
             name="zero-1",
@@ -156,6 +163,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
         ),
     ],
     aliases={
+        "dp": "data-parallel",
         "hybrid_shard": "fsdp-hybrid-shard",
         "_hybrid_shard_zero2": "fsdp-hybrid-shard-grad-op",
         "hsdp": "fsdp-hybrid-shard",

@@ -361,7 +361,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
     one_sequence = reads == "tokens" and FAMILIES[chosen.family].sequences == 1
-    layout = draw(pipelines(chosen)) if one_sequence and (STRATEGIES[strategy].zero_stage or 0) < 2 else Layout()
+    whole = STRATEGIES[strategy].one_process or (STRATEGIES[strategy].zero_stage or 0) > 1
+    layout = draw(pipelines(chosen)) if one_sequence and not whole else Layout()
     ranks *= layout.pipeline
     row = STRATEGIES[strategy]
     gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer)
@@ -373,7 +374,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
-    loss = draw(losses(device, tokens, scaled)) if tokens and not chosen.classes else Loss()
+    loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
     reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
     if row.zero_stage is not None and (adapter.quantize != "none" or adapter.dtype != "weights"):

@@ -82,6 +82,20 @@ _TRANSFORMERS = {
 
 FRAMEWORKS = (
     Framework(
+        name="DeepSpeed",
+        sources=("deepspeedai/DeepSpeed", "microsoft/DeepSpeed "),
+        defaults={"optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam")},
+    ),
+    Framework(
+        name="DeepSpeed's example of all-gathers by copy engines",
+        sources=("deepspeedai/DeepSpeed examples/sdma_allgather",),
+        defaults=_TRANSFORMERS
+        | {
+            "optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam"),
+            "zero_sizes": Default("reduce_bucket_size=50000000", "examples/sdma_allgather/ds_config_zero3.json"),
+        },
+    ),
+    Framework(
         name="DeepSpeed through transformers",
         sources=("hiyouga/LLaMA-Factory", "haotian-liu/LLaVA", "allenai/open-instruct", "QwenLM/Qwen"),
         defaults=_TRANSFORMERS

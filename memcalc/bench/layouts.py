@@ -44,7 +44,6 @@ _NOTES = {
     "thunder fsdp": "thunder's own FSDP",
     "fairscale": "fairscale's FSDP",
     "colossalai": "ColossalAI's ZeRO",
-    "dataparallel": "DataParallel, one process for all cards",
     "tried": "several strategies in one row",
     "naive": "layers spread over GPUs without a schedule",
 }
@@ -89,6 +88,8 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     layout = _layout(reading, degrees)
     engine = reading.default("zero") or "deepspeed"  # whose word ZeRO's stages are
     degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
+    if "dataparallel" in notes and "dp" in degrees:
+        degrees["data-parallel"] = degrees.pop("dp")
     kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
     alone = degrees.get("dp") == 1 and layout.model_parallel > 1
     if alone and not kinds:

@@ -86,7 +86,11 @@ def _offload(reading: Reading, strategy: str) -> Offload:
 def _deepspeed(reading: Reading, stage: int, built: Model) -> DeepSpeed:
     """DeepSpeed's defaults, or what transformers/integrations/deepspeed.py puts for "auto": sizes by the hidden width."""
     reading.assume("the flat copy of the weights is made on the host, as DeepSpeed did when the row was published")
-    if stage < 3 or reading.default("zero_sizes") != "auto" or not built.hidden:
+    sizes = reading.default("zero_sizes")
+    if sizes != "auto":
+        named = dict(part.split("=") for part in sizes.split(", ") if part)
+        return DeepSpeed(flatten="host", **{name: int(size) for name, size in named.items()})  # type: ignore[arg-type]
+    if stage < 3 or not built.hidden:
         return DeepSpeed(flatten="host")
     width = built.hidden
     return DeepSpeed(

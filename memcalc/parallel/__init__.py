@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memcalc.parallel.before import build_whole, resume
+from memcalc.parallel.data_parallel import DataParallel
 from memcalc.parallel.ddp import Ddp
 from memcalc.parallel.flat_shard import FlatShard
 from memcalc.parallel.flat_units import FlatUnits, flattened
@@ -26,6 +27,7 @@ from memcalc.tape import Tape
 
 __all__ = [
     "ROOT_UNIT",
+    "DataParallel",
     "Ddp",
     "FlatShard",
     "FlatUnits",
@@ -54,6 +56,8 @@ def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
     if row.gathers and plan.fsdp.version == "1":
         # FullyShardedDataParallel switches to NO_SHARD in a world of one (_init_utils.py, _init_core_state).
         return (FlatShard if plan.shards > 1 or plan.offload.on else FlatUnits)(tape, plan, units)
+    if row.one_process:
+        return DataParallel(tape, plan, units)
     if row.main_grads:
         return Megatron(tape, plan, units)
     if row.gathers:
