@@ -205,7 +205,7 @@ def test_compile_is_counted_as_eager_with_norms_in_one_kernel() -> None:
 
 
 def test_what_would_need_less_leaves_a_peak_in_the_step_as_it_is() -> None:
-    fewer = {"activation_checkpointing": "selective"}
+    fewer = {"activation_checkpointing": "selective(attn)"}
     found = score(row_of(**fewer, seq_len="64"))
     assert (found.moment, found.skipped) == ("step", None)
     lack = "selective activation checkpointing"

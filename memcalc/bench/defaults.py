@@ -53,11 +53,13 @@ PYTORCH = {
     "quantisation": Default("", "as the cell says"),
     "selective": Default("op", "torchtitan's word without another: by operation"),
     "optimizer_kind": Default("foreach", "torch.optim, _default_to_fused_or_foreach: foreach for CUDA parameters"),
+    "sync": Default("each", "torch/distributed/fsdp reduces gradients in every backward that is not in no_sync"),
     "torch": Default("2.13", "memcalc's own"),
 }
 
 # What the layers of transformers are written like.
 _TRANSFORMERS = {
+    "sync": Default("last", "accelerate/accelerator.py, accumulate: no_sync but for the last micro batch"),
     "adapters": Default("peft", "peft: adapters are float32 (autocast_adapter_dtype)"),
     "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
     "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),
@@ -106,6 +108,29 @@ FRAMEWORKS = (
         },
     ),
     Framework(
+        name="Hugging Face Trainer of 2023",
+        sources=(
+            "lm-sys/FastChat", "huggingface/accelerate", "huggingface/transformers issue", "tloen/alpaca-lora",
+            "zai-org/ChatGLM2-6B", "lqtrung1998/mwp_ReFT", "yangjianxin1/Firefly", "axolotl-ai-cloud/axolotl",
+            "FlagOpen/FlagEmbedding",
+        ),
+        defaults=_TRANSFORMERS
+        | {
+            "torch": Default("2.0", "the newest release when most of the threads were opened"),
+            "loss": Default("shifted", "modeling_llama.py, modeling_gpt2.py: shift_logits are copied"),
+        },
+    ),
+    Framework(
+        name="Stanford Alpaca",
+        sources=("tatsu-lab/stanford_alpaca",),
+        defaults=_TRANSFORMERS
+        | {
+            "grad_accum": Default("8", "README.md: --gradient_accumulation_steps 8"),
+            "torch": Default("1.13", "requirements.txt: torch without a version, of March 2023"),
+            "loss": Default("shifted", "modeling_llama.py: shift_logits are copied"),
+        },
+    ),
+    Framework(
         name="Lightning Fabric",
         sources=("Lightning-AI/pytorch-lightning",),
         defaults={
@@ -140,6 +165,7 @@ FRAMEWORKS = (
         name="LitGPT",
         sources=("Lightning-AI/litgpt",),
         defaults={
+            "sync": Default("last", "litgpt/pretrain.py: fabric.no_backward_sync but for the last micro batch"),
             "implementation llama": Default("norm=chain, grouped=repeat", "litgpt/model.py: RMSNorm in float32; repeat_interleave of k and v"),
             "implementation decoder": Default("norm=chain, grouped=repeat, softmax=float32", "litgpt/model.py: the same, and scaled_dot_product_attention of capped scores"),
             "qkv": Default("fused", "litgpt/model.py, CausalSelfAttention.qkv: v is a view of it"),
