@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from memcalc import ops
-from memcalc.adapted import adapting
+from memcalc.adapted import adapting, prompting
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
@@ -140,6 +140,7 @@ class _Step:
         """Adapters and what checkpoints keep, as the plan says."""
         tape, plan = self.tape, self.plan
         tape.adapt = adapting(plan.adapter)
+        tape.prompt = prompting(plan.adapter, plan.model.heads)
         if plan.checkpointing.policy == "matrix-products":
             tape.policy = matrix_products
         if plan.checkpointing.policy == "core-attention":

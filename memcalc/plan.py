@@ -173,7 +173,7 @@ class Plan:
     @property
     def weights(self) -> list[Weight]:
         """Every parameter of the model, frozen ones and adapters included."""
-        return self.adapter.weights(self.family.weights(self.model))
+        return self.adapter.weights(self.family.weights(self.model), self.model.heads)
 
     @property
     def groups(self) -> tuple[Group, ...]:

@@ -172,6 +172,8 @@ class Tape(Recorder):
         """What checkpoints keep; None keeps nothing but their input."""
         self._region: Region | None = None
         self._again: list[list[Storage] | None] | None = None
+        self.prompt: Callable[[Tape, Tensor, Tensor, str], Tensor] | None = None
+        """``(tape, queries, attention's output, name)``: what an adapter adds to attention; None where nothing is."""
         self.core: Callable[..., Tensor] | None = None
         """What runs attention in place of a plain call, where a checkpoint is put around it alone."""
         self._replay: Iterator[tuple[Node, int]] | None = None

@@ -67,8 +67,8 @@ FAULTS = [
     Fault(
         name="LoRA's factors have states like the weights'",
         file="parallel/replicated.py",
-        right="row.state_bytes(local, self.trained_dtype)",
-        wrong="row.state_bytes(local, self.dtype)",
+        right="weight.group), self.trained_dtype)",
+        wrong="weight.group), self.dtype)",
     ),
     Fault(
         name="a quantised weight is not unpacked",

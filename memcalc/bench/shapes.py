@@ -25,13 +25,13 @@ _NAMES = (
     (r"mixtral", ("mixtral",)),
     (r"qwen-?3.*-a\d", ("qwen3-moe",)),
     (r"^(meta-)?(code)?llama([-_ ]?[23](\.\d)?)?[-_ ]|^llama-|^llama-like", ("llama",)),
-    (r"^(tiny-?llama|mistral-7b|vicuna|longchat|baichuan-7b|yi-)|phi-?3", ("llama", "llama-fused")),
+    (r"^(tiny-?llama|mistral-7b|vicuna|longchat|baichuan-7b|yi-|llama2\.c)|phi-?3", ("llama", "llama-fused")),
     (r"qwen-?3(?!\.)", ("qwen3",)),
     (r"qwen-?(1\.5|2(\.5)?)(?!.*(moe|vl))", ("qwen2",)),
     (r"^qwen-\d", ("qwen",)),
     (r"internlm", ("internlm", "llama")),
     (r"chatglm-?[23]", ("chatglm2",)),
-    (r"gemma-?2(-|$)|gemma-2b|gemma-7b", ("gemma", "gemma2")),
+    (r"gemma-?2(-|$)|gemma-2b|gemma-7b", ("gemma", "gemma2", "gemma2-27b")),
     (r"powerlm|granite-3(?!.*moe)", ("granite",)),
     (r"pythia|neox|stablelm.*alpha|stablecode.*alpha", ("neox",)),
     (r"phi-(1|2)", ("phi",)),
@@ -172,9 +172,11 @@ def _with_positions(model: Model, stated: int, more: int) -> Model:
 
 def _as_written(reading: Reading, model: Model) -> Model:
     """With the products and the head that the framework's own code has, which the published config does not say."""
-    if model.family not in ("llama", "decoder") or reading.said("compile").startswith("yes"):
+    if model.family not in ("llama", "decoder"):
         return model
-    if reading.default("qkv") == "fused" and not model.fused_qkv:
+    # inductor makes views into tensors of their own
+    compiled = reading.said("compile").startswith("yes")
+    if not compiled and not model.fused_qkv and reading.default("qkv") == "fused":
         model = dataclasses.replace(model, fused_qkv=True)
     if model.tied and reading.default("head") == "own":
         model = dataclasses.replace(model, tied=False)

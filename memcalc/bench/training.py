@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memcalc.bench.reading import Reading
+from memcalc.checkpointing import Checkpointing
 from memcalc.models import FAMILIES
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.precision import PRECISIONS
@@ -26,6 +27,7 @@ _PRECISION = {
     ("fp16+fp32 master", "fp16"): "fp16-master",
     ("fp16", "fp16"): "fp16",
 }
+_EVERY = re.compile(r"selective ?\(every (\d{1,3})(?:st|nd|rd|th) layer\)")
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # What a dtype cell holds → what is missing for it.
 _DTYPE_LACKS = (
@@ -85,6 +87,11 @@ def precision_of(reading: Reading, built: Model | None) -> str:
             "autocast over bfloat16 weights is counted as plain bfloat16: norm, softmax and loss are float32 either way"
         )
         compute = "bf16"
+    if (weights, compute) == ("fp16", "fp16 autocast") and built and built.family == "llama":
+        reading.assume(
+            "autocast over float16 weights is counted as plain float16: norm, softmax and loss are float32 either way"
+        )
+        compute = "fp16"
     precision = _PRECISION.get((weights, compute))
     if precision is None:
         reading.lack(f"weights in {weights} with compute in {compute}")
@@ -114,16 +121,23 @@ def optimizer_of(reading: Reading) -> tuple[str, str]:
     return name, kind or (reading.default("optimizer_kind") if len(row.kinds) > 1 else row.kinds[0])
 
 
-def checkpointing_of(reading: Reading) -> int:
-    """Blocks per activation checkpoint, as in Plan."""
+def checkpointing_of(reading: Reading) -> tuple[int, Checkpointing]:
+    """Blocks per activation checkpoint and what one keeps, as in Plan."""
     text = reading.said("activation_checkpointing")
     if text.startswith("full"):
         if text != "full":
             reading.assume(f"activation checkpointing: {text}")
-        return 1
-    if text != "none":
-        reading.lack("selective activation checkpointing" if text.startswith("selective") else f"checkpointing {text}")
-    return 0
+        return 1, Checkpointing()
+    if found := _EVERY.fullmatch(text):
+        return 1, Checkpointing(one_in=int(found[1]))
+    if text.startswith("selective"):
+        policy = reading.default("selective") if text == "selective" else text[10:-1]
+        if policy == "op":
+            return 1, Checkpointing(policy="matrix-products")
+        reading.lack("selective activation checkpointing", only_less=True)
+    elif text != "none":
+        reading.lack(f"checkpointing {text}")
+    return 0, Checkpointing()
 
 
 def attention_of(reading: Reading, built: Model | None) -> str:
