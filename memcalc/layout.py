@@ -116,4 +116,13 @@ class Layout(Group):
             )
 
     def untrained(self, plan: Plan) -> str:
-        return "with tensor, context, pipeline or expert parallel" if self.model_parallel * self.expert > 1 else ""
+        others = {"context": self.context, "pipeline": self.pipeline, "expert": self.expert}
+        if more := next((name for name, degree in others.items() if degree > 1), ""):
+            return f"with {more} parallel"
+        if self.tensor == 1:
+            return ""
+        if plan.strategy != "single" or plan.model.family != "llama" or plan.model.tied:
+            return "with tensor parallel but Llama alone, with strategy single and a head of its own"
+        if plan.model.fused_qkv or plan.model.biases or plan.model.qk_norm:
+            return "with tensor parallel a Llama of other products"
+        return "with loss parallel" if self.loss_parallel else ""

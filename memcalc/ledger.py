@@ -30,6 +30,7 @@ from memcalc.stages import stage as stage_of
 from memcalc.tape import Graph, Node, Tape, Tensor
 from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
+from memcalc.vocab_parallel import gather_logits
 
 __all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
 
@@ -233,7 +234,7 @@ class _Step:
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
             x = self.segment(blocks[first : first + every], x)
-        return plan.family.leave(tape, plan, x) if part.last else x
+        return gather_logits(tape, plan.family.leave(tape, plan, x)) if part.last else x
 
     def segment(self, blocks: list[Block], x: Tensor) -> Tensor:
         """One sharding unit, which is also what one activation checkpoint spans."""
