@@ -189,10 +189,13 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if self.plan.layout.copied_logits:
+                if self.plan.layout.copied_logits or self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
                 opaque = self.plan.family.opaque
                 loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
+                if self.plan.loss.converted:
+                    wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
+                    del wide
                 if self.plan.keep_logits or self.plan.layout.copied_logits:
                     flight.kept.append(output.storage)
                 if self.stage.of > 1:

@@ -19,6 +19,7 @@ from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
+    "ALLOCATORS",
     "DROPOUT",
     "attentions",
     "berts",
@@ -45,6 +46,8 @@ __all__ = [
     "worlds",
 ]
 
+# As people set PYTORCH_CUDA_ALLOC_CONF.
+ALLOCATORS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[64:8,256:4,>:1]")
 # Families whose modules have dropout.
 DROPOUT = ("gpt2", "bert", "vit", "t5", "mlp")
 
@@ -250,6 +253,8 @@ def losses(draw: st.DrawFn, device: str, tokens: int, scaled: bool) -> Loss:
     return Loss(
         form=form, chunks=chunks, chunk_head=chunk_head, vocab_multiple=draw(st.sampled_from([1, 64])),
         shift_copy=form not in ("fused-linear", "cut") and not chunks and draw(st.booleans()),
+        float32_output=form not in ("fused-linear", "cut") and not chunk_head and draw(st.booleans()),
+        converted=form not in ("fused-linear", "cut") and not chunk_head and draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -299,6 +304,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         set_to_none=draw(st.booleans()),
         device=device,
         implementation=draw(implementations(chosen)),
+        allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
     )
 

@@ -160,6 +160,22 @@ FRAMEWORKS = (
         },
     ),
     Framework(
+        name="Hugging Face Trainer of 2024",
+        sources=(
+            "foundation-model-stack/fms-acceleration scripts/benchmarks/refs/a100_80gb_granite",
+            "foundation-model-stack/fms-acceleration scripts/benchmarks/refs/a100_80gb_liger",
+        ),
+        defaults={
+            "torch": Default("2.4", "fms-acceleration scripts/benchmarks/refs/requirements_granite.txt: torch 2.4.1"),
+            "optimizer_kind": Default("foreach", "TrainingArguments.optim: adamw_torch, torch.optim.AdamW as it is"),
+            "loss": Default(
+                "float32, shifted",
+                "requirements_granite.txt: transformers 4.45, whose models end in logits.float(), and copy them shifted",
+            ),
+            **_TRANSFORMERS,
+        },
+    ),
+    Framework(
         name="Hugging Face Trainer of 2022",
         sources=("huggingface/transformers docs/source/performance",),
         defaults={
