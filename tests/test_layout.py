@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from memcalc.checkpointing import Checkpointing
 from memcalc.errors import MemcalcError
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
@@ -69,6 +70,17 @@ def test_without_the_scores_34_are_left(t: int) -> None:
     """Korthikanti et al. 2022, equation 6: 34/t; flash attention keeps a float32 logarithm per row and head besides."""
     found = kept_per_layer(layout=Layout(tensor=t, sequence=t > 1), attention="flash")
     assert t * found == 34 * U + STATISTICS + 4 * S * B * A
+
+
+@pytest.mark.parametrize("t", [1, 8])
+def test_selective_recomputation_leaves_34(t: int) -> None:
+    """Korthikanti et al. 2022, table 2: scores, their softmax and its dropout are computed again."""
+    found = kept_per_layer(
+        layout=Layout(tensor=t, sequence=t > 1),
+        checkpoint_every=1,
+        checkpointing=Checkpointing(policy="core-attention"),
+    )
+    assert t * found == 34 * U + STATISTICS
 
 
 def test_full_recomputation_keeps_the_input_alone() -> None:

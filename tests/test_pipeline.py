@@ -90,7 +90,7 @@ def test_stages_share_all_weights_and_a_tied_head_has_a_copy(plan: Plan) -> None
     ]
     assert set(held) == {weight.name for weight in weights}
     assert len(held) == len(weights) + plan.model.tied
-    assert held.count("wte.weight") == 2 * plan.model.tied
+    assert held.count(weights[0].name) == 1 + plan.model.tied
 
 
 @settings(max_examples=30)

@@ -44,8 +44,8 @@ def _block(plan: Plan, stream: Placement) -> dict[str, ParallelStyle]:
     styles: dict[str, ParallelStyle] = {}
     for part, others in (("self_attn", 2), ("mlp", 0)):
         styles[part] = PrepareModuleInput(
-            input_layouts=(stream, *[None] * others),  # type: ignore[arg-type]
-            desired_input_layouts=(Replicate(), *[None] * others),  # type: ignore[arg-type]
+            input_layouts=(stream, *[None] * others),
+            desired_input_layouts=(Replicate(), *[None] * others),
         )
     for part in ("input_layernorm", "post_attention_layernorm"):
         styles[part] = _norm(plan)
