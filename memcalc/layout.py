@@ -69,6 +69,8 @@ class Layout(Group):
         for name, count in (("heads", model.heads), ("key/value heads", model.kv_heads), ("ffn", model.ffn)):
             if count % self.tensor:
                 raise PlanError(f"tensor parallel {self.tensor} does not divide {count} {name} of {model.name}")
+        if self.model_parallel > 1 and plan.adapter.freezes:
+            raise PlanError(f"adapters are not played on a model divided over {self.model_parallel} ranks")
         if self.sequence and self.tensor == 1:
             raise PlanError("sequence parallel divides tokens over the ranks of tensor parallel, but those are 1")
         if self.tensor > 1 and not plan.loss.whole_logits:

@@ -67,8 +67,8 @@ FAULTS = [
     Fault(
         name="LoRA's factors have states like the weights'",
         file="parallel/replicated.py",
-        right="row.state_bytes(local, self.trained_dtype)",
-        wrong="row.state_bytes(local, self.dtype)",
+        right="self.local_shape(weight), weight.group), self.trained_dtype)",
+        wrong="self.local_shape(weight), weight.group), self.dtype)",
     ),
     Fault(
         name="a quantised weight is not unpacked",
@@ -127,8 +127,8 @@ FAULTS = [
     Fault(
         name="sequence parallel keeps all tokens in Megatron",
         file="tensor_parallel.py",
-        right='    node = t.node([edge(x), w, *([added] if added else [])], backward)\n    t.save(node, x.storage)\n    gathered = _gathered(t, whole, dtype, f"{name} input")',
-        wrong='    node = t.node([edge(x), w, *([added] if added else [])], backward)\n    gathered = _gathered(t, whole, dtype, f"{name} input")\n    t.save(node, gathered)',
+        right='    gathered = _gathered(t, whole, dtype, f"{name} input")\n',
+        wrong='    gathered = _gathered(t, whole, dtype, f"{name} input")\n    t.save(node, gathered)\n',
     ),
     Fault(
         name="tensor parallel does not divide the MLP",
