@@ -33,6 +33,7 @@ from memcalc.stages import stage as stage_of
 from memcalc.tape import Graph, Node, Tape, Tensor
 from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
+from memcalc.vocab_parallel import gather_logits
 
 __all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
 
@@ -264,7 +265,7 @@ class _Step:
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
             x = self.segment(blocks[first : first + every], x, self.checkpoints((part.start + first) // every))
-        return plan.family.leave(tape, plan, x) if part.last else x
+        return gather_logits(tape, plan.family.leave(tape, plan, x)) if part.last else x
 
     def checkpoints(self, index: int) -> bool:
         """The blocks of this index, counted by units, are checkpointed as a whole."""
