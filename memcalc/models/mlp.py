@@ -32,7 +32,9 @@ def check(model: Model, plan: Plan) -> None:
     if model.activation and model.activation not in _KEEPS:
         raise UnknownNameError(f"model {model.name}: activation", model.activation, _KEEPS)
     if model.widths and (len(model.widths) != model.layers or min(model.widths) < 1):
-        raise PlanError(f"model {model.name}: {len(model.widths)} widths are not {model.layers} layers, each at least 1")
+        raise PlanError(
+            f"model {model.name}: {len(model.widths)} widths are not {model.layers} layers, each at least 1"
+        )
     if plan.micro_batch < 1:
         raise PlanError(f"micro batch {plan.micro_batch} must be at least 1")
     if plan.tokens:

@@ -112,7 +112,8 @@ def test_what_experts_keep_does_not_depend_on_the_routing(results: dict[str, Res
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, model in MODELS.items() if model.parameters == 0 and not FAMILIES[model.family].untrained(model)]
+    "name",
+    [name for name, model in MODELS.items() if model.parameters == 0 and not FAMILIES[model.family].untrained(model)],
 )
 def test_the_twin_has_the_same_weights(name: str) -> None:
     """By shape and order, and by name: of the blocks to the letter."""
