@@ -95,6 +95,48 @@ FAULTS = [
         wrong='for part in ("rstd",)',
     ),
     Fault(
+        name="a norm in Python keeps no float32 copy",
+        file="norms.py",
+        right='    x = cast(t, x, "float32", f"{name} input")\n    node = t.node([edge(x)], statistics_backward)\n',
+        wrong="    node = t.node([edge(x)], statistics_backward)\n",
+    ),
+    Fault(
+        name="GELU in Python keeps no tanh",
+        file="ops.py",
+        right='    inner = relu(t, inner, f"{name} tanh")\n',
+        wrong="",
+    ),
+    Fault(
+        name="SwiGLU's kernel keeps only one factor",
+        file="ops.py",
+        right="    t.save(node, gate.storage, up.storage)\n",
+        wrong="    t.save(node, gate.storage, gate.storage)\n",
+    ),
+    Fault(
+        name="keys and values are not repeated when asked",
+        file="attention.py",
+        right='if k.shape != q.shape and (repeat or kind != "flash"):',
+        wrong='if k.shape != q.shape and kind != "flash":',
+    ),
+    Fault(
+        name="capped scores keep no tanh",
+        file="ops.py",
+        right='return scale(t, relu(t, scale(t, x, f"{name} share"), f"{name} tanh"), f"{name} times cap")',
+        wrong='return scale(t, scale(t, x, f"{name} share"), f"{name} times cap")',
+    ),
+    Fault(
+        name="rotary positions turn all of a head",
+        file="models/decoder.py",
+        right='return (model.rotary_dim or model.head_width) if model.positions in ("", "rotary") else 0',
+        wrong='return model.head_width if model.positions in ("", "rotary") else 0',
+    ),
+    Fault(
+        name="a bias of queries, keys and values is forgotten",
+        file="models/decoder.py",
+        right='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "qkv")',
+        wrong='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "")',
+    ),
+    Fault(
         name="pooling keeps no indices",
         file="convolution.py",
         right='t.save(node, t.allocate(f"{name} indices", pooled, "int64", "activations"))',

@@ -23,8 +23,8 @@ from tests.published_rows import LLAMA, MLP, lacks_of, plan_of, row_of
         ("torchvision vgg16", "convolutional nets"),
         ("Swin-T 224", "vision transformers"),
         ("granite-3.0-3b-a800m-instruct (MoE)", "this Mixture of Experts"),
-        ("gemma-3-4b-it", "newer Gemma layers"),
         ("Megatron HYBRID layers h1024", "Megatron's GPT layers"),
+        ("gemma-3-4b-it", "newer Gemma layers"),
         ("something new", "none for 'something new'"),
     ],
 )

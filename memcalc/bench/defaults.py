@@ -191,7 +191,10 @@ FRAMEWORKS = (
     ),
     Framework(
         name="torchtitan",
-        sources=("pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows"),
+        sources=(
+            "pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows",
+            "pytorch/ao torchao/prototype/float8nocompile",
+        ),
         defaults={
             "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
             "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb"),
@@ -246,6 +249,16 @@ FRAMEWORKS = (
             "torch": Default("1.12", "the page is of early 2022, and 1.12 the oldest release memcalc knows"),
             "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
             "context": Default("1343-1343", "the page: 1343 MB when the kernels are loaded"),
+            **_TRANSFORMERS,
+        },
+    ),
+    Framework(
+        name="Hugging Face's blog of 2021 and 2022",
+        sources=("huggingface/blog",),
+        defaults={
+            "torch": Default("1.12", "torch 1.7 to 1.11 by its posts; 1.12 is the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
+            "loss": Default("shifted", "modeling_gpt2.py of its day: shift_logits = lm_logits[..., :-1, :].contiguous()"),
             **_TRANSFORMERS,
         },
     ),

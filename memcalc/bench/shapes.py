@@ -75,6 +75,7 @@ _PUBLISHED = (
     (r"^bert-(base|large)", {"vocab": 30522}),
 )
 _LAYERS = re.compile(r"(\d{1,4}) enc \+ (\d{1,4}) dec")
+_SIDES = re.compile(r"(<=)?(\d{1,6}) src / (<=)?(\d{1,6}) tgt")
 # Korthikanti et al. 2022, equation 2: bytes a layer keeps per token and unit of width, without attention scores.
 _KEPT = 34
 _SMALL = 0.02
@@ -212,11 +213,12 @@ def _t5(reading: Reading) -> Model | None:
         reading.lack("model family: relatives of T5")
         return None
     encoder, decoder = int(layers[1]), int(layers[2])
+    tokens = _both_sides(reading)
     stated = reading.row.whole("n_params")
     found = [
         Model(
             name=reading.row["model"], family="t5", layers=encoder, decoder_layers=decoder, kv_heads=numbers["heads"],
-            context=512, buckets=32, gated=gated, tied=not gated, head_dim=width, **numbers,
+            context=tokens, buckets=32, gated=gated, tied=not gated, head_dim=width, **numbers,
         )
         for gated in (False, True) for width in (0, 64, 128)
     ]  # fmt: skip
@@ -224,6 +226,18 @@ def _t5(reading: Reading) -> Model | None:
     if built is None:
         reading.lack("model family: relatives of T5")
     return built
+
+
+def _both_sides(reading: Reading) -> int:
+    """Tokens of the encoder, which must be those of the decoder; caps are met by whole runs alone (bench/lengths.py)."""
+    text = reading.row["seq_len"]
+    sides = _SIDES.fullmatch(text)
+    if sides is None:
+        return reading.number("seq_len") or 1
+    if sides[2] != sides[4] or (sides[1] and reading.row.meter != "boundary"):
+        reading.lack(f"seq len is {text!r}, not one number")
+    reading.assume(f"length {sides[2]}: {text}")
+    return int(sides[2])
 
 
 def _size(reading: Reading) -> Model | None:

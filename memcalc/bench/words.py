@@ -32,6 +32,7 @@ __all__ = ["Said", "say"]
 _NOTED = (
     (r"fused in backward|optimizer_in_bwd", "the optimizer's step inside backward", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
+    (r"frozen embeddings", "frozen embeddings", True),
 )  # fmt: skip
 # fms-acceleration, plugins/fused-ops-and-kernels: RMSNorm that keeps its input, rotary positions in place.
 _KERNELS = "norm=fused, rotary=kernel"

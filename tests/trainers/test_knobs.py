@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from memcalc.loss import Loss
 from memcalc.implementation import Implementation
+from memcalc.loss import Loss
 from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.validate import validate
