@@ -159,6 +159,12 @@ def assumptions(plan: Plan, reserved: Range, stage: int = 0, uncounted: int = 0)
             f"activation bytes per layer are taken for the whole micro batch of {plan.micro_batch}; "
             f"were they per sample, activations would be {each:,} B"
         )
+    if plan.strategy_row.gathers:
+        itemsize = DTYPE_BYTES[plan.precision_row.weights]
+        whole = itemsize * sum(weight.numel for weight in plan.family.weights(plan.model))
+        said.append(
+            f"saving is not counted; a whole state dict takes {format_both(whole)} of RAM on every rank that gathers it"
+        )
     if plan.device == "cpu":
         said.append("one thread per rank; scratch memory inside oneDNN's kernels is not counted")
         return said

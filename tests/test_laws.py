@@ -170,13 +170,14 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
 def deeper_model(model: Model, blocks: int) -> Model:
     if model.stages:
         return dataclasses.replace(model, stages=(*model.stages[:-1], model.stages[-1] + blocks))
-    return dataclasses.replace(model, layers=model.layers + blocks)
+    widths = (*model.widths, *[model.widths[-1]] * blocks) if model.widths else ()
+    return dataclasses.replace(model, layers=model.layers + blocks, widths=widths)
 
 
 def wider_model(model: Model) -> Model:
     step = model.heads or 1
     extra = {"features": model.features + 1} if model.family == "mlp" else {"ffn": model.ffn + 1} if model.ffn else {}
-    width = 2 * step if model.family in ("llama", "moe") else step
+    width = 2 * step if model.family in ("llama", "decoder", "moe") else step
     return dataclasses.replace(model, hidden=model.hidden + width, **extra)
 
 

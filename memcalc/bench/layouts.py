@@ -35,6 +35,8 @@ _LACKING = {
     "etp": "expert parallel",
     "offload": "offload cpu",
 }
+# Stretches of a pipeline on one rank, and experts, which the ranks of data parallel divide.
+_NO_RANKS = ("vp", "ep", "etp")
 # What a framework means by its kind of data parallel.
 _ENGINES = {
     ("megatron", "ddp"): "megatron-ddp",
@@ -123,7 +125,7 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
 def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> int:
     if name == "single":
         return 1
-    stated = prod(degree for degree in degrees.values() if degree)
+    stated = prod(degree for kind, degree in degrees.items() if degree and kind not in _NO_RANKS)
     cards = reading.row.whole("n_gpus")
     if not any(degrees.values()):
         stated = reading.number("n_gpus")
