@@ -139,8 +139,8 @@ FAULTS = [
     Fault(
         name="reserved knows no card",
         file="estimate.py",
-        right="capacity=capacity)",
-        wrong="capacity=None)",
+        right="capacity=capacity, free=held)",
+        wrong="capacity=None, free=held)",
     ),
     Fault(
         name="all groups of ranks have one communicator",

@@ -127,7 +127,10 @@ FRAMEWORKS = (
     ),
     Framework(
         name="torchtitan",
-        sources=("pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows"),
+        sources=(
+            "pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows",
+            "pytorch/ao torchao/prototype/float8nocompile",
+        ),
         defaults={
             "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
             "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb"),
