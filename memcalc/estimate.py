@@ -88,7 +88,7 @@ def estimate(plan: Plan, stage: int | None = None) -> Estimate:
         reserved=reserved,
         device=device,
         host=host_bytes(plan, peak.bytes),
-        parameters=sum(weight.numel for weight in plan.family.weights(plan.model)),
+        parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
         verdict=verdict(plan, device, gpu),
         assumptions=tuple(assumptions(plan, reserved, stage, held.peak_allocated - peak.bytes if held else 0)),
     )
@@ -110,7 +110,7 @@ def host_bytes(plan: Plan, allocated: int) -> int:
     features = plan.model.features * DTYPE_BYTES[plan.precision_row.weights]
     counters = 0
     if plan.optimizer_row.counter and plan.optimizer_kind != "fused" and not plan.family.opaque:
-        counters = DTYPE_BYTES["float32"] * len(plan.family.weights(plan.model))
+        counters = DTYPE_BYTES["float32"] * sum(weight.trainable for weight in plan.weights)
     return plan.micro_batch * (2 * tokens if tokens else features) + counters
 
 

@@ -25,7 +25,7 @@ _FAMILIES = {
     "rotary": _LLAMAS,
     "grouped": _LLAMAS,
     "softmax": (*_LLAMAS, "gpt2", "bert", "vit"),
-    "megatron": ("megatron",),
+    "megatron": ("megatron", "megatron-t5"),
 }
 
 

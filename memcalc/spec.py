@@ -16,12 +16,16 @@ ROOT, HEAD = "root", "head"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One trainable tensor, counted once however many modules share it."""
+    """One parameter tensor, counted once however many modules share it."""
 
     name: str
     shape: tuple[int, ...]
     group: str = ROOT
     """``root``, ``head`` or the name of the block that owns it; sharding wraps blocks one by one."""
+    trainable: bool = True
+    """A frozen weight gets no gradient and has no optimizer state."""
+    dtype: str = ""
+    """Its own dtype; blank is that of the precision's weights."""
 
     @property
     def numel(self) -> int:
@@ -75,6 +79,8 @@ class Model:
     """Outputs of a classifier; a BERT that has any says one class a sequence instead of masked words."""
     decoder_layers: int = 0
     """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
+    decoder_tokens: int = 0
+    """Tokens of the decoder's sequence, where it is not as long as the encoder's."""
     buckets: int = 0
     """Rows of a table of biases by distance (T5)."""
     gated: bool = False

@@ -9,6 +9,8 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from memcalc.adapters import TARGETS, Adapter
+from memcalc.checkpointing import POLICIES, Checkpointing
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
 from memcalc.loss import LOSS_FORMS, Loss
@@ -16,13 +18,16 @@ from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
+from memcalc.quantised import QUANTISED
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
     "ALLOCATORS",
     "DROPOUT",
+    "adapters",
     "attentions",
     "berts",
+    "checkpointings",
     "decoders",
     "divided",
     "gpt2s",
@@ -234,6 +239,35 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
+def adapters(draw: st.DrawFn, model: Model) -> Adapter:
+    """No adapter half of the time; else LoRA over quantised or plain weights."""
+    if FAMILIES[model.family].opaque or FAMILIES[model.family].convolves or draw(st.booleans()):
+        return Adapter()
+    quantize = draw(st.sampled_from(["none", *QUANTISED]))
+    kind = draw(st.sampled_from(["lora", "adapter-v2"]))
+    return Adapter(
+        kind=kind,
+        rank=draw(st.integers(1, 5)),
+        targets="all-linear" if model.family == "mlp" else draw(st.sampled_from(list(TARGETS))),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+        dtype=draw(st.sampled_from(["weights", "float32"] if kind == "lora" else ["weights"])),
+        input_gradients=draw(st.booleans()),
+        quantize=quantize,
+        quantized_saves_input=draw(st.booleans()),
+    )
+
+
+@st.composite
+def checkpointings(draw: st.DrawFn, model: Model) -> Checkpointing:
+    """What a checkpoint may keep, for models in which it can be told."""
+    family = FAMILIES[model.family]
+    if family.opaque or family.sequences > 1:
+        return Checkpointing()
+    policies = [name for name in POLICIES if name != "core-attention" or model.heads]
+    return Checkpointing(policy=draw(st.sampled_from(policies)), one_in=draw(st.integers(1, 3)))
+
+
+@st.composite
 def pipelines(draw: st.DrawFn, model: Model) -> Layout:
     """Ways to divide a model's layers over up to three stages, most often none."""
     parts = [(stages, chunks) for stages in (2, 3) for chunks in (1, 2) if stages * chunks <= model.layers]
@@ -277,6 +311,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
     loss = draw(losses(device, tokens, scaled)) if tokens and not chosen.classes else Loss()
+    reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -289,7 +324,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         accumulation=draw(st.integers(1, 10 if layout.pipeline > 1 else 3)),
         tokens=tokens,
         checkpoint_every=checkpoint_every,
-        reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
+        reentrant=reentrant,
         attention=draw(st.sampled_from(attentions(device, precision, dropout)))
         if chosen.heads and not written_out and not chosen.written_out
         else "auto",
@@ -303,9 +338,11 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=draw(st.booleans()),
         device=device,
-        allocator=draw(st.sampled_from(ALLOCATORS)),
         implementation=draw(implementations(chosen)),
+        allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
+        adapter=Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen)),
+        checkpointing=draw(checkpointings(chosen)) if checkpoint_every and not reentrant else Checkpointing(),
     )
 
 
@@ -327,7 +364,8 @@ def divided(draw: st.DrawFn) -> Plan:
     if model.family != "megatron":
         model = dataclasses.replace(model, ffn=4 * -(-model.ffn // 4))
     megatron = model.family == "megatron"
-    precision = draw(st.sampled_from(["fp32", "bf16"])) if megatron else drawn.precision
+    plain = [name for name in precisions(drawn.strategy) if not PRECISIONS[name].autocast]
+    precision = draw(st.sampled_from(plain)) if megatron else drawn.precision
     low = PRECISIONS[precision].compute != "float32"
     flash = drawn.device == "cuda" and low and not (megatron and model.positions == "alibi")
     tensor = draw(st.sampled_from([n for n in (1, 2, 4) if not model.kv_heads % n]))
@@ -339,7 +377,7 @@ def divided(draw: st.DrawFn) -> Plan:
     )  # fmt: skip
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
-        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.ranks * layout.model_parallel, nodes=1,
+        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),

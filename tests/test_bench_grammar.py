@@ -47,7 +47,7 @@ def test_strategies_that_are_there(text: str, cards: str, strategy: str, ranks: 
 @pytest.mark.parametrize(
     ("text", "cards", "missing"),
     [
-        ("tp4+pp16+dp1", "64", ["data parallel of a kind that is not stated"]),
+        ("tp4+pp16+dp2", "128", ["data parallel of a kind that is not stated"]),
         ("zero1+dp8+tp1+pp1", "8", ["DeepSpeed's or Megatron's ZeRO 1"]),
         ("zero3[8]", "8", ["DeepSpeed's ZeRO 3"]),
         ("hsdp8", "8", ["hybrid sharding"]),
@@ -90,7 +90,7 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "missing"),
     [
-        ({"compute_dtype": "fp8(linear)+bf16"}, "8-bit and 4-bit matrix products"),
+        ({"compute_dtype": "mxfp8"}, "8-bit and 4-bit matrix products"),
         ({"param_dtype": "nf4 base + bf16"}, "quantised weights"),
         ({"param_dtype": "int4 (gptq) base"}, "quantised weights"),
         ({"param_dtype": "fp16+fp32 master"}, "weights in fp16+fp32 master with compute in bf16"),

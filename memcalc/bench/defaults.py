@@ -135,6 +135,8 @@ FRAMEWORKS = (
             "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
             "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb"),
             "allocator": Default("expandable_segments:True", "run_llama_train.sh from October 2024 on"),
+            "loss_parallel": Default("yes", "torchtitan/config_manager.py: disable_loss_parallel is off"),
+            "sequence": Default("yes", "torchtitan/parallelisms/parallelize_llama.py, apply_tp: SequenceParallel norms"),
             "torch": Default("2.6", "README.md: a nightly build"),
             "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
         },

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from memcalc.bench.megatron import megatron_model
@@ -18,6 +20,7 @@ __all__ = ["model_of"]
 
 # In order, the first that fits: names of models, and the architectures they may be; the parameter count decides.
 _NAMES = (
+    (r"^megatron (moe|mixtral|hybrid|bert)", ()),
     (r"deepseek|scout|maverick|gpt-oss|granite.*moe|moe-7b", ()),
     (r"mixtral", ("mixtral",)),
     (r"qwen-?3.*-a\d", ("qwen3-moe",)),
@@ -46,6 +49,7 @@ _OTHERS = (
     (r"^MLP input:", "mlp"),
     (r"^nn\.Transformer demo", "size"),
     (r"^megatron(-deepspeed)? gpt", "megatron"),
+    (r"^megatron t5", "megatron-t5"),
     (r"^bert(?!.*megatron)", "bert"),
     (r"^t5-", "t5"),
     (r"(^|\b)vit_", "vit"),
@@ -85,16 +89,17 @@ def model_of(reading: Reading) -> Model | None:
     name = reading.row["model"]
     other = next((family for pattern, family in _OTHERS if re.search(pattern, name, re.IGNORECASE)), "")
     if other:
-        built = {
+        readers: dict[str, Callable[[Reading], Model | None]] = {
             "mlp": perceptron,
             "size": _size,
             "bert": _bert,
             "t5": _t5,
             "vit": vit,
             "resnet": resnet,
-            "megatron": _megatron,
-        }[other]
-        return built(reading)
+            "megatron": partial(megatron_model, family="megatron"),
+            "megatron-t5": partial(megatron_model, family="megatron-t5"),
+        }
+        return readers[other](reading)
     chosen = next((found for pattern, found in _NAMES if re.search(pattern, name, re.IGNORECASE)), ())
     if not chosen:
         missing = (reason for pattern, reason in _LACKING if re.search(pattern, name, re.IGNORECASE))
@@ -217,16 +222,6 @@ def _t5(reading: Reading) -> Model | None:
     if built is None:
         reading.lack("model family: relatives of T5")
     return built
-
-
-def _megatron(reading: Reading) -> Model | None:
-    names = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-    padded = reading.row["vocab"] == "250k"
-    numbers = _numbers(reading, *(name for name in names if name != "vocab" or not padded))
-    if not numbers:
-        return None
-    # tr11-176B-ml.slurm: --pad-vocab-size-to
-    return megatron_model(reading, numbers | {"vocab": 250880} if padded else numbers)
 
 
 def _size(reading: Reading) -> Model | None:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.bench.cards import card_of
-from memcalc.bench.layouts import strategy_of
+from memcalc.bench.layouts import stage_of, strategy_of
 from memcalc.bench.lengths import settle_length
 from memcalc.bench.losses import loss_of
-from memcalc.bench.megatron import megatron_run
+from memcalc.bench.megatron import megatron_run, tokens_of
 from memcalc.bench.perceptrons import dropout_of
 from memcalc.bench.pictures import images_of
 from memcalc.bench.reading import Lack, Reading
@@ -46,6 +46,8 @@ class Said:
     lacks: tuple[Lack, ...]
     usable: Bounds | None
     """Bytes torch can use of the row's card, so that a verdict and a full card mean something; None: not known."""
+    stage: int | None = None
+    """The pipeline stage the row was read on; None where that is not said, and the fullest is taken."""
     context: Bounds | None = None
     """Bytes outside of torch that the source itself states."""
 
@@ -65,6 +67,7 @@ def say(row: Row) -> Said:
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
         usable=usable,
+        stage=stage_of(row, plan),
         context=context,
     )
 
@@ -76,7 +79,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
     checkpoint = checkpointing_of(reading)
     attention = attention_of(reading, built)
     batch = images_of(reading)
-    tokens = reading.number("seq_len") if built and FAMILIES[built.family].reads == "tokens" else 0
+    tokens = tokens_of(reading, built)
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
     torch = _torch(reading)
@@ -87,7 +90,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
         "set_to_none": _set_to_none(reading, torch),
         "implementation": _implementation(reading, built),
     }
-    if built.family == "megatron":
+    if built.family.startswith("megatron"):
         fields |= megatron_run(reading, layout.tensor)
     elif FAMILIES[built.family].reads == "tokens" and not built.classes:
         fields |= loss_of(reading, precision, tokens)

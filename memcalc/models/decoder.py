@@ -154,7 +154,7 @@ def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
     if "embedding" in model.scaled:
         x = ops.scale(t, x, "embedding scale")
     if model.positions == "learned":
-        x = ops.add(t, x, learned(t, "embed_positions", plan.tokens), "embeddings")
+        x = ops.add(t, x, learned(t, "embed_positions", x.shape[0]), "embeddings")
     return norm(t, plan, x, "embed_norm") if model.embedding_norm else x
 
 
@@ -272,6 +272,7 @@ DECODER = Family(
     name="decoder",
     summary="relatives of Llama and GPT by options: Gemma, Granite, GPT-NeoX, Phi, Falcon, OPT, BLOOM, MPT, StarCoder",
     reads="tokens",
+    divides="dtensor",
     untrained=lambda model: "models of the family decoder",
     check=check,
     buffers=causal_mask,
