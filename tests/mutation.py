@@ -287,6 +287,18 @@ FAULTS = [
         wrong="lazy = True",
     ),
     Fault(
+        name="kept gradients are made with the model",
+        file="reserved.py",
+        right="found[ident] = kept.pop(name)[0]",
+        wrong="kept.pop(name)",
+    ),
+    Fault(
+        name="a gather of FSDP 1 is free at once",
+        file="streams.py",
+        right="waiting[ending].append(event)",
+        wrong="found.append(event)",
+    ),
+    Fault(
         name="reserved knows no card",
         file="estimate.py",
         right="capacity=capacity, free=held)",
