@@ -133,9 +133,12 @@ def host_bytes(plan: Plan, allocated: int) -> int:
     tokens = plan.tokens * DTYPE_BYTES["int64"]
     features = plan.model.features * DTYPE_BYTES[plan.precision_row.weights]
     counters = 0
-    if plan.optimizer_row.counter and plan.optimizer_kind != "fused" and not plan.family.opaque:
-        counters = DTYPE_BYTES["float32"] * len(plan.family.weights(plan.model))
-    return plan.micro_batch * (2 * tokens if tokens else features) + counters
+    row, paged = plan.optimizer_row, 0
+    if not plan.family.opaque:
+        weights = plan.family.weights(plan.model)
+        counters = DTYPE_BYTES["float32"] * len(weights) * row.counters * (plan.optimizer_kind != "fused")
+        paged = sum(row.host_bytes(weight, plan.precision_row.weights) for weight in weights)
+    return plan.micro_batch * (2 * tokens if tokens else features) + counters + paged
 
 
 def verdict(plan: Plan, device: Range, gpu: Gpu | None) -> str:

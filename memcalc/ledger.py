@@ -12,14 +12,13 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 from __future__ import annotations
 
 from functools import partial
+from math import prod
 
 from memcalc import ops
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
 from memcalc.parallel import Replicated, make, shard_units
 from memcalc.plan import Plan
-from memcalc.precision import DTYPE_BYTES
-from memcalc.recorder import Storage
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import Weight
 from memcalc.tape import Tape, Tensor
@@ -149,8 +148,19 @@ class _Step:
         plan = self.plan
         if plan.family.opaque and plan.optimizer_kind == "for-loop":
             return  # as large as the largest tensor, which is not known
-        held: list[Storage] = []
-        itemsize = DTYPE_BYTES[plan.precision_row.weights]
+        if plan.update.clip:
+            self.clip()
+        if not plan.update.in_backward:
+            self.hooks.temporaries(self.hooks.step_shapes())
+
+    def clip(self) -> None:
+        """``clip_grad_norm_`` in its foreach form: a norm for each tensor, and their norm; gradients are scaled in place.
+
+        On CUDA the kernel has partial sums for each stretch of 65536 elements of each tensor, as many for each as the
+        largest has (aten/src/ATen/native/cuda/ForeachReduceOp.cu, kChunkSize).
+        """
         shapes = self.hooks.step_shapes()
-        for name, size in plan.optimizer_row.temporaries(shapes, itemsize, plan.optimizer_kind, plan.torch_version):
-            held.append(self.tape.allocate(name, (size,), "uint8", "temporary", batched=False))
+        stretches = max(-(-prod(shape) // 65536) for shape in shapes) if self.plan.device == "cuda" else 0
+        held = [self.tape.allocate("partial norms", (len(shapes) * stretches,), "float32", "temporary", batched=False)]
+        held += [self.tape.allocate("norm", (), "float32", "temporary", batched=False) for _ in shapes]
+        held.append(self.tape.allocate("norms together", (len(shapes),), "float32", "temporary", batched=False))

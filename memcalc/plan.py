@@ -25,6 +25,7 @@ from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
 from memcalc.strategies import STRATEGIES, Strategy
+from memcalc.update import Update
 
 __all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "PLAN_VERSION", "Plan"]
 
@@ -84,6 +85,7 @@ class Plan:
     torch: str = "2.13"
     """torch version, major.minor: what older ones kept in memory differs."""
     loss: Loss = Loss()
+    update: Update = Update()
     layout: Layout = Layout()
     implementation: Implementation = Implementation()
     adapter: Adapter = Adapter()
@@ -159,7 +161,16 @@ class Plan:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return (self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload)
+        return (
+            self.loss,
+            self.update,
+            self.layout,
+            self.implementation,
+            self.adapter,
+            self.fsdp,
+            self.deepspeed,
+            self.offload,
+        )
 
     @property
     def untrained(self) -> str:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
-from memcalc.optimizers import OPTIMIZERS
+from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
+from memcalc.update import Update
 
 __all__ = [
     "DROPOUT",
@@ -33,6 +34,7 @@ __all__ = [
     "sizes",
     "t5s",
     "token_models",
+    "updates",
     "vits",
     "worlds",
 ]
@@ -186,6 +188,18 @@ def losses(draw: st.DrawFn, device: str, tokens: int) -> Loss:
 
 
 @st.composite
+def updates(draw: st.DrawFn, optimizer: Optimizer, gradients_wait: bool) -> Update:
+    """Decay, clipping and averages; where ``gradients_wait`` for nothing, also the step inside backward."""
+    in_backward = not gradients_wait and optimizer.rest is None and optimizer.name != "lbfgs" and draw(st.booleans())
+    return Update(
+        l2=not optimizer.decoupled and draw(st.booleans()),
+        clip=not in_backward and draw(st.booleans()),
+        ema=draw(st.sampled_from(["none", "none", "weights", "float32"])),
+        in_backward=in_backward,
+    )
+
+
+@st.composite
 def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
     """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
     chosen = draw(models() if model is None else model)
@@ -196,6 +210,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     device = draw(st.sampled_from(["cuda", "cpu"]))
     masters = STRATEGIES[strategy].masters
     precision = draw(st.sampled_from([row.name for row in PRECISIONS.values() if masters or not row.master]))
+    row, accumulation, set_to_none = STRATEGIES[strategy], draw(st.integers(1, 3)), draw(st.booleans())
+    waits = row.buckets or row.flat_units or accumulation > 1 or not set_to_none or chosen.family == "size"
+    update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
@@ -210,7 +227,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         optimizer=optimizer.name,
         optimizer_kind=draw(st.sampled_from(optimizer.kinds)),
         micro_batch=draw(st.integers(1, 4)),
-        accumulation=draw(st.integers(1, 3)),
+        accumulation=accumulation,
         tokens=tokens,
         checkpoint_every=checkpoint_every,
         reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
@@ -225,6 +242,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         loss=loss,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),
-        set_to_none=draw(st.booleans()),
+        set_to_none=set_to_none,
+        update=update,
         device=device,
     )

@@ -119,6 +119,8 @@ class FullyShard(Replicated):
         self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.dtype)
         del last
         self.grads.setdefault(unit, reduced)
+        del reduced
+        self.step_in_backward(unit, [self.local_shape(weight) for weight in self.units[unit]])
 
     def _gloo_copy(self, name: str, numel: int, dtype: str) -> None:
         """gloo, the backend on CPUs, works on a copy of what it gathers and of what it reduces and scatters."""

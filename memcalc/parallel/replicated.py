@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from memcalc.optimizers.row import fullest
 from memcalc.plan import Plan
+from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Tape
@@ -32,6 +34,10 @@ class Replicated:
         for weight in self.weights:
             self.hold(weight.name, self.local_shape(weight), "parameters")
         self.optimizer_states()
+        if self.plan.update.ema != "none":  # torch/optim/swa_utils.py, AveragedModel: a deep copy
+            dtype = self.dtype if self.plan.update.ema == "weights" else "float32"
+            for weight in self.weights:
+                self.hold(f"{weight.name} average", self.local_shape(weight), "optimizer", dtype)
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
@@ -46,12 +52,9 @@ class Replicated:
             for size in row.state_bytes(local, self.dtype):
                 self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
             # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
-            if (
-                row.counter
-                and not self.plan.family.opaque
-                and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused")
-            ):
-                self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
+            if not self.plan.family.opaque and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused"):
+                for _ in range(row.part(weight).counters):
+                    self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
 
     def hold(self, name: str, shape: tuple[int, ...], category: str, dtype: str | None = None) -> None:
         storage = self.tape.allocate(name, shape, dtype or self.dtype, category, batched=False)
@@ -99,6 +102,31 @@ class Replicated:
     def gradient(self, weight: Weight, grad: Storage) -> None:
         """A finished gradient: kept, or added in place to the one that is there."""
         self.grads.setdefault(weight.name, grad)
+        del grad
+        self.step_in_backward(weight.name, [self.local_shape(weight)])
+
+    def step_in_backward(self, name: str, shapes: list[tuple[int, ...]]) -> None:
+        """Update weights whose gradient, of that name, has just been finished, one by one, and free it."""
+        plan = self.plan
+        if not plan.update.in_backward:
+            return
+        for shape in shapes:
+            self.temporaries([shape])
+        self.grads.pop(name, None)
+
+    def temporaries(self, shapes: list[tuple[int, ...]]) -> None:
+        """What a step over tensors of these shapes allocates and frees."""
+        plan = self.plan
+        row, itemsize = plan.optimizer_row, DTYPE_BYTES[plan.precision_row.weights]
+        held = row.temporaries(shapes, itemsize, plan.optimizer_kind, plan.torch_version, plan.update.l2)
+        if row.rest is not None:  # two optimizers, one after the other
+            local = [(row.part(weight), self.local_shape(weight)) for weight in self.updated()]
+            each = [
+                part.temporaries([s for p, s in local if p is part], itemsize, part.kinds[0], plan.torch_version)
+                for part in (row, row.rest)
+            ]
+            held = fullest(each)
+        _ = [self.tape.allocate(name, (size,), "uint8", "temporary", batched=False) for name, size in held]
 
     def end_backward(self) -> None:
         """When backward is done."""
