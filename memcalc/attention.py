@@ -7,6 +7,7 @@ cuda/attention_backward.cu) and Korthikanti et al. 2022 for the written-out form
 
 from __future__ import annotations
 
+from memcalc.context_parallel import ring_attention
 from memcalc.ops import cast, edge
 from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
@@ -22,6 +23,8 @@ def attention(
     """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``."""
     if k.shape != q.shape and kind != "flash":  # only flash takes grouped queries as they are
         k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
+    if t.layout.context > 1:
+        return ring_attention(t, q, k, v, name, heads=heads)
     if kind in ("flash", "efficient"):
         return _fused(t, q, k, v, name, kind, heads)
     written_out = _eager if kind == "eager" else _math

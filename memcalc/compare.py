@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memcalc.estimate import Estimate, Range, estimate
+from memcalc.estimate import Estimate, estimate
 from memcalc.ledger import skeleton
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
+from memcalc.reserved import Range
 from memcalc.timeline import CATEGORIES, MOMENTS
 
 __all__ = ["REST", "STATES", "Comparison", "Row", "compare", "compare_run", "exact"]
@@ -125,19 +126,19 @@ def _rank(estimated: Estimate, rank: RankMeasurement) -> Iterator[Row]:
         )  # fmt: skip
 
     states = {category: exact(estimated.plan, category) for category in STATES}
-    yield row("allocated", "all", "peak", estimated.peak.bytes, rank.allocated_peak)
+    yield row("allocated", "all", "peak", estimated.steady.bytes, rank.allocated_peak)
     for moment in MOMENTS:
-        if moment in rank.by_moment and moment in estimated.peak.by_moment:
-            yield row("allocated", "all", moment, estimated.peak.by_moment[moment], rank.by_moment[moment])
+        if moment in rank.by_moment and moment in estimated.steady.by_moment:
+            yield row("allocated", "all", moment, estimated.steady.by_moment[moment], rank.by_moment[moment])
     for category in STATES:
         yield row("allocated", category, "peak", states[category], getattr(rank, category))
     lasting = rank.parameters + rank.optimizer
-    rest = estimated.peak.bytes - states["parameters"] - states["optimizer"]
+    rest = estimated.steady.bytes - states["parameters"] - states["optimizer"]
     yield row("allocated", REST, "peak", rest, rank.allocated_peak - lasting)
     for meter, bounds, measured in (
         ("reserved", estimated.reserved, rank.reserved_peak),
         ("device", estimated.device, rank.device_peak),
-        ("host", Range(low=estimated.host, high=estimated.host), rank.host_peak),
+        ("host", Range(low=estimated.host, point=estimated.host, high=estimated.host), rank.host_peak),
     ):
         if measured is not None:
             yield row(meter, "all", "peak", bounds.low, measured, bounds.high)

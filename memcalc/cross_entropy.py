@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc import vocab_parallel
 from memcalc.ops import cast, edge, linear
 from memcalc.recorder import Storage
 from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
@@ -35,6 +36,10 @@ def head(t: Tape, plan: Plan, x: Tensor, name: str, weight: str | None = None) -
 def loss_of(t: Tape, plan: Plan, output: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of a micro batch, from the model's output (logits, or what the head multiplies)."""
     loss, upcast = plan.loss, plan.loss_dtype == "float32"
+    if t.reduces_in_place:
+        return vocab_parallel.in_place_loss(t, output, targets, copied=t.layout.copied_logits)
+    if not t.layout.loss_parallel:
+        output = vocab_parallel.gather_logits(t, output)
     if loss.form == "fused-linear":
         return _fused_linear(t, output, loss.chunks)
     if loss.form == "cut":
@@ -63,6 +68,8 @@ def rows(t: Tape, x: Tensor, parts: int, name: str) -> list[Tensor]:
 
 
 def _one(t: Tape, logits: Tensor, targets: Tensor, form: str, upcast: bool) -> Tensor:
+    if form == "plain" and t.layout.loss_parallel:
+        return vocab_parallel.loss_parallel(t, logits, targets, upcast=upcast)
     if form == "plain":
         return _plain(t, logits, targets, upcast=upcast)
     return _kernel(t, logits, targets, form)

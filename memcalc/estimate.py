@@ -13,30 +13,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.hardware import GPUS, Gpu
-from memcalc.ledger import ledger
+from memcalc.ledger import fullest, skeleton
+from memcalc.outside import communicators, device_range, outside
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
+from memcalc.reserved import Range, reserved_range
 from memcalc.timeline import Peak, Timeline
+from memcalc.units import format_both
 
-__all__ = ["Estimate", "Range", "device_range", "estimate", "holding_gpus", "reserved_range", "verdict"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Range:
-    """Bytes that are known only between two bounds."""
-
-    low: int
-    high: int
+__all__ = ["Estimate", "estimate", "holding_gpus", "host_bytes", "verdict"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What one training step of a plan needs on its fullest rank; all sizes in bytes."""
+    """What a plan needs on its fullest rank; all sizes in bytes."""
 
     plan: Plan
+    stage: int = 0
+    """The pipeline stage that is estimated, from 0."""
     timeline: Timeline
     peak: Peak
-    """The ``allocated`` meter."""
+    """The ``allocated`` meter over the whole run: what decides whether it survives."""
+    steady: Peak
+    """The same without the moments before the first step: what a run shows whose counters were reset after it."""
     reserved: Range
     device: Range
     host: int
@@ -56,8 +55,8 @@ class Estimate:
                 "by_category": self.peak.by_category,
                 "by_moment": self.peak.by_moment,
             },
-            "reserved": {"low_bytes": self.reserved.low, "high_bytes": self.reserved.high},
-            "device": {"low_bytes": self.device.low, "high_bytes": self.device.high},
+            "reserved": _bounds(self.reserved),
+            "device": _bounds(self.device),
             "host": {"peak_bytes": self.host},
             "parameters": self.parameters,
             "verdict": self.verdict,
@@ -65,61 +64,37 @@ class Estimate:
         }
 
 
-def estimate(plan: Plan) -> Estimate:
-    """Estimate one plan.
+def estimate(plan: Plan, stage: int | None = None) -> Estimate:
+    """Estimate one plan: its fullest rank, in a pipeline on the ``stage`` asked for or on the fullest.
 
     >>> from memcalc.models import Model
     >>> billion = Model(name="1e9 parameters", family="size", parameters=10**9)
     >>> estimate(Plan(model=billion, optimizer="adam")).peak.bytes
     20000000000
     """
-    timeline = ledger(plan)
-    peak = timeline.peak()
-    reserved = reserved_range(plan, peak.bytes)
-    device = device_range(plan, reserved, plan.gpu_row)
+    stage, bones = fullest(plan) if stage is None else (stage, skeleton(plan, stage))
+    timeline = bones.at(plan.micro_batch)
+    peak, gpu = timeline.peak(), plan.gpu_row
+    capacity = gpu.usable_bytes - outside(plan, gpu).point if gpu else None
+    reserved = reserved_range(plan, timeline, capacity=capacity)
+    device = device_range(plan, reserved, gpu)
     return Estimate(
         plan=plan,
+        stage=stage,
         timeline=timeline,
         peak=peak,
+        steady=timeline.steady(),
         reserved=reserved,
         device=device,
         host=host_bytes(plan, peak.bytes),
         parameters=sum(weight.numel for weight in plan.family.weights(plan.model)),
-        verdict=verdict(plan, device, plan.gpu_row),
-        assumptions=tuple(assumptions(plan)),
+        verdict=verdict(plan, device, gpu),
+        assumptions=tuple(assumptions(plan, reserved, stage)),
     )
 
 
-# The caching allocator holds whole segments, and under FSDP a pool for each stream. Published runs show reserved
-# up to 1.17 of allocated on one GPU (logs of KellerJordan/modded-nanogpt) and up to 1.36 under FSDP
-# (pytorch/torchtitan pull request 165; 1.35 in meta-llama/llama-cookbook pull request 41), and up to one 20 MiB
-# segment per pool comes on top (c10/core/AllocatorConfig.h, kLargeBuffer).
-RESERVED_OVER_ALLOCATED = {False: (1.00, 1.17), True: (1.00, 1.36)}
-SEGMENT = 20 * 2**20
-
-
-def reserved_range(plan: Plan, allocated: int) -> Range:
-    """What the caching allocator holds for an allocated peak; on a CPU there is no such allocator."""
-    if plan.device == "cpu":
-        return Range(low=allocated, high=allocated)
-    low, high = RESERVED_OVER_ALLOCATED[plan.strategy_row.gathers]
-    return Range(low=int(allocated * low), high=int(allocated * high) + SEGMENT)
-
-
-def device_range(plan: Plan, reserved: Range, gpu: Gpu | None) -> Range:
-    """What nvidia-smi shows: reserved, the CUDA context and one NCCL communicator when ranks talk.
-
-    Without a card the widest bounds of the catalog stand.
-    """
-    if plan.device == "cpu":
-        return reserved
-    cards = [gpu] if gpu else list(GPUS.values())
-    low = min(card.context.low for card in cards)
-    high = max(card.context.high for card in cards)
-    if plan.ranks > 1:
-        low += min(card.nccl.low for card in cards)
-        high += max(card.nccl.high for card in cards)
-    return Range(low=reserved.low + low, high=reserved.high + high)
+def _bounds(found: Range) -> dict[str, int]:
+    return {"low_bytes": found.low, "high_bytes": found.high}
 
 
 def host_bytes(plan: Plan, allocated: int) -> int:
@@ -167,9 +142,11 @@ def _activations_known(plan: Plan) -> bool:
     return not plan.family.opaque or bool(model.layer_bytes or (model.features and model.layers))
 
 
-def assumptions(plan: Plan) -> list[str]:
+def assumptions(plan: Plan, reserved: Range, stage: int = 0) -> list[str]:
     """What the estimate takes for granted, in sentences."""
-    said = ["the peak of a steady step, from the second step on, on the fullest rank"]
+    said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
+    if plan.layout.pipeline > 1:
+        said.append(f"pipeline stage {stage} of 0 to {plan.layout.pipeline - 1} is the fullest")
     if plan.family.assumption:
         said.append(plan.family.assumption)
     if not _activations_known(plan):
@@ -192,8 +169,13 @@ def assumptions(plan: Plan) -> list[str]:
         said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
     if plan.gpu is None and not plan.family.opaque:
         said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
-    low, high = RESERVED_OVER_ALLOCATED[plan.strategy_row.gathers]
-    said.append(f"reserved is {low:.2f} to {high:.2f} of allocated and one 20 MiB segment, until measured")
+    said.append(
+        f"reserved is most likely {format_both(reserved.point)}: the caching allocator replayed from the model's "
+        "construction on; its high end is the most that published runs reserved of so much"
+    )
+    if groups := communicators(plan):
+        named = ", ".join(f"{name} of {size}" for name, size in groups.items())
+        said.append(f"NCCL has a communicator for each group of ranks: {named}")
     if plan.gpu is None:
         said.append("device adds the widest range of CUDA contexts in the catalog; give --gpu for one card's")
     return said

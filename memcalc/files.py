@@ -25,7 +25,7 @@ def read_text(path: Path) -> str:
             raise FileError(f"{path} is {kind}" if kind != "no file" else f"{path} does not exist")
         if path.stat().st_size > _LIMIT:
             raise FileError(f"{path} is larger than {_LIMIT >> 20} MiB, too large for a file of this kind")
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # editors on Windows put a byte order mark first
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {_cause(error)}") from None
 

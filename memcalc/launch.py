@@ -69,7 +69,7 @@ def _run(plan: Plan, training: Training, out: Path, show: Callable[[str], None],
     try:
         code = supervise(
             command(plan.ranks, TRAINERS, str(out / "plan.json"), str(out), *training.arguments()),
-            environment=environment(os.environ),
+            environment=environment(os.environ, plan.allocator),
             errors=out / "logs" / "torchrun.log",
             show=show,
             grace_seconds=grace_seconds,
@@ -96,11 +96,13 @@ def command(ranks: int, module: str, *arguments: str) -> list[str]:
     return [*torchrun, "--nproc-per-node", str(ranks), "-m", module, *arguments]
 
 
-def environment(base: Mapping[str, str]) -> dict[str, str]:
-    """What the ranks get: lines at once, one thread each (more only fight over the cores), and this memcalc."""
+def environment(base: Mapping[str, str], allocator: str = "") -> dict[str, str]:
+    """What the ranks get: lines at once, one thread each (more only fight over the cores), the allocator's options, and this memcalc."""
     root = Path(__file__).resolve().parent.parent
     # PYTHONSAFEPATH: a folder named trainers where the user happens to stand is not run in place of ours.
     found = {"OMP_NUM_THREADS": "1", **base, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"}
+    if allocator:
+        found["PYTORCH_CUDA_ALLOC_CONF"] = allocator
     if root.name != "site-packages":
         found["PYTHONPATH"] = os.pathsep.join(part for part in (base.get("PYTHONPATH"), str(root)) if part)
     return found

@@ -3,12 +3,117 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memcalc.groups import Group
+from memcalc.errors import PlanError
+from memcalc.groups import Group, knob
 
-__all__ = ["Layout"]
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["SCHEDULES", "Layout"]
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout(Group):
-    """How ranks are arranged: tensor, sequence, context, pipeline and expert parallel degrees, and replicas."""
+    """How ranks are arranged: tensor, sequence, context, pipeline and expert parallel degrees, and replicas.
+
+    >>> Layout(tensor=4, context=2).model_parallel
+    8
+    """
+
+    tensor: int = knob(1, "--tensor-parallel", "Ranks that divide every matrix product.", least=1)
+    sequence: bool = knob(
+        False, "--sequence-parallel", "Divide tokens between the products that tensor parallel divides."
+    )
+    context: int = knob(1, "--context-parallel", "Ranks that divide the tokens of a sequence.", least=1)
+    expert: int = knob(1, "--expert-parallel", "Ranks that divide the experts.", least=1)
+    loss_parallel: bool = knob(False, "--loss-parallel", "Take the loss of logits whose vocabulary stays divided.")
+    copied_logits: bool = knob(False, "--copied-logits", "Megatron's loss works on a copy and float32 logits stay.")
+    pipeline: int = knob(1, "--pipeline-parallel", "Ranks that divide the layers.", least=1)
+    schedule: str = knob("1f1b", "--pipeline-schedule", "Order of micro batches in a pipeline.", choices=SCHEDULES)
+    chunks: int = knob(1, "--pipeline-chunks", "Stretches of layers on each rank of a pipeline.", least=1)
+    ends: bool = knob(
+        False, "--pipeline-ends", "Count embedding and head as a layer each when a pipeline divides layers."
+    )
+
+    @property
+    def model_parallel(self) -> int:
+        """Ranks that work on the same samples."""
+        return self.tensor * self.context * self.pipeline
+
+    def check(self, plan: Plan) -> None:
+        if plan.ranks % self.model_parallel:
+            raise PlanError(
+                f"{plan.ranks} ranks do not divide by tensor {self.tensor} x context {self.context} x pipeline {self.pipeline}"
+                f" = {self.model_parallel}"
+            )
+        self._check_tensor(plan)
+        self._check_tokens(plan)
+        self._check_pipeline(plan)
+        if self.expert > 1:
+            self._check_experts(plan)
+        megatron = plan.family.divides == "megatron"
+        if self.copied_logits and not megatron:
+            raise PlanError(f"copied logits: {plan.model.family} has no loss of Megatron's; leave --copied-logits out")
+        if self.loss_parallel and (megatron or self.tensor == 1):
+            why = "Megatron's loss always is" if megatron else "there is one rank of tensor parallel"
+            raise PlanError(f"loss parallel: {why}; leave --loss-parallel out")
+
+    def _check_tensor(self, plan: Plan) -> None:
+        model = plan.model
+        if self.tensor > 1 and not plan.family.divides:
+            raise PlanError(f"tensor parallel {self.tensor}: memcalc cannot divide the products of {model.family}")
+        for name, count in (("heads", model.heads), ("key/value heads", model.kv_heads), ("ffn", model.ffn)):
+            if count % self.tensor:
+                raise PlanError(f"tensor parallel {self.tensor} does not divide {count} {name} of {model.name}")
+        if self.sequence and self.tensor == 1:
+            raise PlanError("sequence parallel divides tokens over the ranks of tensor parallel, but those are 1")
+        if self.tensor > 1 and not plan.loss.whole_logits:
+            raise PlanError(f"tensor parallel {self.tensor}: the loss cannot take along a head that is divided")
+
+    def _check_tokens(self, plan: Plan) -> None:
+        if self.context > 1 and not plan.tokens:
+            raise PlanError(f"context parallel {self.context}: {plan.model.name} reads no tokens")
+        if self.context > 1 and (plan.kernel not in ("flash", "efficient") or not plan.family.divides):
+            raise PlanError(
+                f"context parallel {self.context}: only fused attention of gpt2, llama, moe and megatron goes share by "
+                f"share, not {plan.kernel} of {plan.model.family}"
+            )
+        parts = self.context * (self.tensor if self.sequence else 1)
+        if plan.tokens % parts:
+            raise PlanError(f"{plan.tokens} tokens do not divide over {parts} ranks of context and sequence parallel")
+
+    def _check_experts(self, plan: Plan) -> None:
+        experts, ranks = plan.model.experts, plan.ranks // self.pipeline
+        if experts % self.expert or not experts:
+            raise PlanError(f"expert parallel {self.expert} does not divide {experts} experts of {plan.model.name}")
+        if ranks % self.expert:
+            raise PlanError(f"expert parallel {self.expert} does not divide {ranks} ranks")
+
+    def _check_pipeline(self, plan: Plan) -> None:
+        if (self.schedule == "interleaved") != (self.chunks > 1):
+            raise PlanError(
+                f"pipeline schedule {self.schedule} with {self.chunks} chunk{'s' * (self.chunks > 1)}: "
+                "interleaved, and no other, has 2 or more on each rank"
+            )
+        if self.pipeline == 1:
+            if self.chunks > 1 or self.ends:
+                raise PlanError(
+                    "pipeline chunks and ends say how a pipeline divides layers, but pipeline parallel is 1"
+                )
+            return
+        if plan.family.reads != "tokens" or plan.family.sequences > 1:
+            raise PlanError(
+                f"pipeline parallel divides models that read one sequence of tokens, not {plan.family.name}"
+            )
+        parts, layers = self.pipeline * self.chunks, plan.model.blocks + 2 * self.ends
+        if layers < parts:
+            raise PlanError(
+                f"{plan.model.blocks} layers do not go round pipeline {self.pipeline} x chunks {self.chunks} = {parts}"
+            )
+
+    def untrained(self, plan: Plan) -> str:
+        return "with tensor, context, pipeline or expert parallel" if self.model_parallel * self.expert > 1 else ""

@@ -2,6 +2,8 @@
 
 The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
+    init      where the whole model is built first: that, until each rank has its part
+    resume    where a checkpoint is loaded to the device: that
     start     the next micro batch is made while the last one is still there
     forward   the model, block by block, with checkpointing and sharding around each
     loss      cross-entropy; then the model's output is dropped
@@ -12,19 +14,24 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 
 from memcalc import ops
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
-from memcalc.parallel import Replicated, make, shard_units
+from memcalc.parallel import Replicated, build_whole, make, resume, shard_units
+from memcalc.pipeline import Links
 from memcalc.plan import Plan
+from memcalc.recorder import Storage
+from memcalc.schedules import MIDDLE, passes, played
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.stages import Stage, Stretch, stage_weights, telling
+from memcalc.stages import stage as stage_of
+from memcalc.tape import Graph, Node, Tape, Tensor
+from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
 
-__all__ = ["CUDA_BLOCK", "ledger", "skeleton"]
+__all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
 
 # Allocations on CUDA are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 CUDA_BLOCK = 512
@@ -32,63 +39,131 @@ CUDA_BLOCK = 512
 Batch = tuple[Tensor, Tensor]
 
 
-def ledger(plan: Plan) -> Timeline:
-    """The timeline of the plan's step.
+def ledger(plan: Plan, stage: int | None = None) -> Timeline:
+    """The timeline of the plan's step, on the fullest stage of a pipeline or on the one asked for.
 
     >>> from memcalc.models import MODELS
     >>> ledger(Plan(model=MODELS["gpt2"], tokens=128, micro_batch=1, precision="bf16")).peak().moment
     'step'
     """
-    return skeleton(plan).at(plan.micro_batch)
+    return skeleton(plan, stage).at(plan.micro_batch)
 
 
-def skeleton(plan: Plan) -> Skeleton:
-    """The same with the micro batch left open."""
-    step = _Step(plan)
+def skeleton(plan: Plan, stage: int | None = None) -> Skeleton:
+    """The same with the micro batch left open; the fullest stage is the one that is at the plan's micro batch."""
+    return fullest(plan)[1] if stage is None else play(plan, stage_of(plan, stage))
+
+
+def skeletons(plan: Plan) -> dict[int, Skeleton]:
+    """Every stage that could be the fullest at some micro batch; without a pipeline stage 0."""
+    return {each.index: play(plan, each) for each in telling(plan)}
+
+
+def fullest(plan: Plan) -> tuple[int, Skeleton]:
+    """The fullest stage at the plan's micro batch, the first of equals, and its skeleton."""
+    found = skeletons(plan)
+    return max(found.items(), key=lambda item: (item[1].peaks([plan.micro_batch])[0], -item[0]))
+
+
+def peaks(plan: Plan, micro_batches: list[int]) -> list[int]:
+    """Peak bytes of the fullest stage at each micro batch, of one structure."""
+    found = [bones.peaks(micro_batches) for bones in skeletons(plan).values()]
+    return [max(each) for each in zip(*found, strict=True)]
+
+
+def play(plan: Plan, stage: Stage) -> Skeleton:
+    """One step of one stage, recorded."""
+    step = _Step(plan, stage)
     step.run()
     return step.tape.skeleton(CUDA_BLOCK if plan.device == "cuda" else 1)
 
 
-class _Step:
-    """One step in the making: the tape, the strategy's hooks and the model."""
+class _Flight:
+    """A micro batch between its forward and its backward pass through some layers: the graph and what is kept for it."""
 
-    def __init__(self, plan: Plan) -> None:
-        precision, weights = plan.precision_row, plan.family.weights(plan.model)
-        self.plan = plan
-        sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
+    __slots__ = ("entry", "graph", "kept", "output")
+
+    graph: Graph
+    output: Tensor
+
+    def __init__(self) -> None:
+        self.kept: list[Storage] = []
+        self.entry = Node([], lambda node, grads: [], 1)
+        """Where the gradient of what was received arrives."""
+
+
+class _Step:
+    """One step of one stage in the making: the tape, the strategy's hooks and the model."""
+
+    def __init__(self, plan: Plan, stage: Stage) -> None:
+        self.plan, self.stage = plan, stage
+        self.local = local(plan)
+        """What the modules of one rank see: its part of the model, its part of each sequence."""
+        weights = plan.family.weights(self.local.model)
         if plan.gathers_unknown_layers:
-            weights = [Weight(weight.name, rows_per_rank(weight.shape, plan.ranks), weight.group) for weight in weights]
+            weights = [
+                Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
+            ]
+        if stage.of > 1:
+            self.links = Links(plan, stage, self.crossing(weights))
+            weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
+        self.tape = self.new_tape(weights)
+        self.units = shard_units(weights, max(plan.checkpoint_every, 1))
+        self.hooks: Replicated = make(self.tape, plan, self.units)
+        self.tape.gradient = self.hooks.gradient
+
+    def new_tape(self, weights: list[Weight]) -> Tape:
+        precision, plan = self.plan.precision_row, self.plan
+        sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
-        self.tape = Tape(
+        return Tape(
             weights,
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
             device=plan.device,
             fused_rms_norm=plan.fused_rms_norm,
+            layout=plan.layout,
+            reduces_in_place=plan.family.divides == "megatron",
         )
-        every = max(plan.checkpoint_every, 1)
-        self.units = shard_units(weights, every)
-        self.hooks: Replicated = make(self.tape, plan, self.units)
-        self.tape.gradient = self.hooks.gradient
+
+    def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:
+        """Shape and dtype of what one stage hands to the next: all blocks take what the first one takes."""
+        self.tape = self.new_tape(weights)
+        x = self.plan.family.enter(self.tape, self.local, self.make_batch()[0])
+        return x.shape, x.dtype
 
     def run(self) -> None:
-        tape, plan = self.tape, self.plan
+        tape, plan, stage, layout = self.tape, self.plan, self.stage, self.plan.layout
+        build_whole(tape, plan, self.hooks)
         self.hooks.states()
+        self.standing = plan.family.standing(tape, self.local)
+        resume(tape, plan, self.hooks)
+        if stage.of > 1:
+            self.links.open(tape)
         self.batch = self.make_batch()
-        # First, middle and last micro batch differ; more of the middle ones only repeat themselves.
-        rounds = min(plan.accumulation, 3)
-        for index in range(rounds):
-            self.hooks.sync = index == rounds - 1
-            tape.moment = "start"
-            self.batch = self.make_batch()
-            self.micro_step(self.batch)
+        where = (layout.schedule, stage.index, stage.of)
+        rounds = played(*where, plan.accumulation, layout.chunks)
+        flights: dict[tuple[int, int], _Flight] = {}
+        for forward, micro_batch, chunk in passes(*where, rounds, layout.chunks):
+            self.hooks.sync = micro_batch == rounds - 1
+            since = tape.made
+            if forward:
+                flights[micro_batch, chunk] = self.forward_pass(stage.chunks[chunk])
+                if rounds < plan.accumulation and layout.schedule == "gpipe" and micro_batch == MIDDLE:
+                    tape.repeat(since, plan.accumulation - rounds + 1)
+            else:
+                self.backward_pass(stage.chunks[chunk], flights.pop((micro_batch, chunk)))
+        if stage.of > 1:
+            self.links.close()
         tape.moment = "step"
-        self.optimizer_step()
+        if plan.update.clip:
+            self.hooks.clip()
+        self.hooks.step()
         self.hooks.zero_grad()
 
     def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""
-        plan, tape = self.plan, self.tape
+        plan, tape = self.local, self.tape
         if plan.family.reads == "tokens":
             inputs, dtype, targets = (plan.family.sequences * plan.tokens,), "int64", (plan.tokens,)
         else:
@@ -98,36 +173,68 @@ class _Step:
             Tensor(tape.allocate("targets", targets, "int64", "inputs"), targets, "int64", None),
         )
 
-    def micro_step(self, batch: Batch) -> None:
-        tape, hooks = self.tape, self.hooks
+    def forward_pass(self, part: Stretch) -> _Flight:
+        tape, hooks, flight = self.tape, self.hooks, _Flight()
+        tape.moment = "start"
+        if part.first or part.last:
+            self.batch = self.make_batch()
+        beside = self.plan.family.beside(tape, self.local) if part.first or part.last else []
         tape.moment = "forward"
+        x = self.batch[0] if part.first else self.links.receive(flight.entry, flight.kept)
         hooks.begin_forward()
-        opaque = self.plan.family.opaque
         with tape.casts():
-            output = self.forward(batch[0])
+            output = self.layers(part, x)
+            del x
             hooks.end_forward()
             output = ops.boundary(tape, output, hooks.begin_backward)
-            tape.moment = "loss"
-            loss = output if opaque else loss_of(tape, self.plan, output, batch[1])
-            kept = output.storage if self.plan.keep_logits else None
-            del output
-        tape.moment = "backward"
-        tape.backward(loss, shape=(0,) if opaque else ())
-        del kept
-        hooks.end_backward()
+            if part.last:
+                tape.moment = "loss"
+                if self.plan.layout.copied_logits:
+                    output = ops.cast(tape, output, "float32", "logits")
+                opaque = self.plan.family.opaque
+                loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
+                if self.plan.keep_logits or self.plan.layout.copied_logits:
+                    flight.kept.append(output.storage)
+                if self.stage.of > 1:
+                    self.links.keep_logits(output)
+                del output
+                flight.output = loss
+            else:
+                flight.output = self.links.send(output, flight.kept)
+        flight.graph = tape.take_graph()
+        del beside
+        return flight
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        tape, plan = self.tape, self.plan
-        if plan.strategy_row.gathers and plan.family.reads == "features":
-            # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
-            inputs = ops.cast(tape, inputs, plan.precision_row.compute, "inputs")
-        x = plan.family.enter(tape, plan, inputs)
-        blocks = plan.family.blocks(tape, plan)
+    def backward_pass(self, part: Stretch, flight: _Flight) -> None:
+        tape = self.tape
+        tape.moment = "backward"
+        node, slot = flight.output.node, flight.output.slot
+        assert node is not None
+        if part.last:
+            shape = (0,) if self.plan.family.opaque else ()
+            dtype = flight.output.dtype
+            grads = [tape.allocate("gradient of the loss", shape, dtype, "temporary", batched=False)]
+        else:
+            grads = self.links.receive_gradient(flight.kept)
+        tape.resume(flight.graph, node, slot, grads)
+        flight.kept.clear()
+        self.hooks.end_backward()
+        if not part.first:
+            self.links.send_gradient(flight.entry)
+
+    def layers(self, part: Stretch, x: Tensor) -> Tensor:
+        tape, plan = self.tape, self.local
+        if part.first:
+            if self.plan.strategy_row.gathers and plan.family.reads == "features":
+                # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
+                x = ops.cast(tape, x, plan.precision_row.compute, "inputs")
+            x = plan.family.enter(tape, plan, x)
+        blocks = plan.family.blocks(tape, plan)[part.start : part.stop]
         every = max(plan.checkpoint_every, 1)
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
             x = self.segment(blocks[first : first + every], x)
-        return plan.family.leave(tape, plan, x)
+        return plan.family.leave(tape, plan, x) if part.last else x
 
     def segment(self, blocks: list[Block], x: Tensor) -> Tensor:
         """One sharding unit, which is also what one activation checkpoint spans."""
@@ -143,24 +250,3 @@ class _Step:
         x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if self.plan.checkpoint_every else run(x)
         hooks.leave(unit)
         return ops.boundary(tape, x, partial(hooks.enter_backward, unit))
-
-    def optimizer_step(self) -> None:
-        plan = self.plan
-        if plan.family.opaque and plan.optimizer_kind == "for-loop":
-            return  # as large as the largest tensor, which is not known
-        if plan.update.clip:
-            self.clip()
-        if not plan.update.in_backward:
-            self.hooks.temporaries(self.hooks.step_shapes())
-
-    def clip(self) -> None:
-        """``clip_grad_norm_`` in its foreach form: a norm for each tensor, and their norm; gradients are scaled in place.
-
-        On CUDA the kernel has partial sums for each stretch of 65536 elements of each tensor, as many for each as the
-        largest has (aten/src/ATen/native/cuda/ForeachReduceOp.cu, kChunkSize).
-        """
-        shapes = self.hooks.step_shapes()
-        stretches = max(-(-prod(shape) // 65536) for shape in shapes) if self.plan.device == "cuda" else 0
-        held = [self.tape.allocate("partial norms", (len(shapes) * stretches,), "float32", "temporary", batched=False)]
-        held += [self.tape.allocate("norm", (), "float32", "temporary", batched=False) for _ in shapes]
-        held.append(self.tape.allocate("norms together", (len(shapes),), "float32", "temporary", batched=False))

@@ -37,14 +37,16 @@ def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
     return y if x.node is not None else Tensor(y.storage, shape, dtype, None)
 
 
-def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False) -> Tensor:
+def linear(
+    t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False, bias: bool = True
+) -> Tensor:
     """``F.linear``: saves its input (for the weight) and, under autocast, the 16-bit copy of the weight.
 
     With a bias it is one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first. Rows that
-    are ``flat``, of all samples together, need no view.
+    are ``flat``, of all samples together, need no view. ``bias=False`` leaves its addition to a later operation.
     """
     w = t.weights[weight or f"{name}.weight"]
-    bias = t.weights.get(f"{name}.bias")
+    added = t.weights.get(f"{name}.bias") if bias else None
     # The caller's input lives as long as the call, beside its 16-bit copy.
     factor = cast(t, x, t.compute_dtype, f"{name} input") if t.autocast else x
     shape, dtype, wants_input = factor.shape, factor.dtype, factor.node is not None
@@ -54,10 +56,10 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bo
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         parts = [(f"{name} input gradient", shape, dtype, "temporary", True) if wants_input else None]
         parts.append((f"{w.name} gradient", w.shape, low, "gradients", False))
-        if bias is None:
+        if added is None:
             parts.reverse()
         else:
-            parts.append((f"{bias.name} gradient", bias.shape, low, "gradients", False))
+            parts.append((f"{added.name} gradient", added.shape, low, "gradients", False))
         results = [part and t.allocate(*part[:4], batched=part[4]) for part in parts]
         if wants_input and len(shape) > 1 and not flat:  # computed on flattened rows
             gradient = results[edges.index(source)]
@@ -67,14 +69,14 @@ def linear(t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bo
 
     source = edge(factor)
     to_weight: Edge = w
-    to_bias: Edge = bias
+    to_bias: Edge = added
     copies = []
     if t.autocast:
         copy, node = t.cast_weight(w)
         copies, to_weight = [copy], (node, 0)
-        if bias is not None:
-            to_bias = (t.cast_weight(bias)[1], 0)
-    edges: list[Edge] = [source, to_weight, to_bias] if bias is not None else [to_weight, source]
+        if added is not None:
+            to_bias = (t.cast_weight(added)[1], 0)
+    edges: list[Edge] = [source, to_weight, to_bias] if added is not None else [to_weight, source]
     node = t.node(edges, backward)
     t.save(node, factor.storage, *copies)
     return t.output(f"{name} output", out, dtype, node)

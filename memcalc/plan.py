@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.adapters import Adapter
+from memcalc.allocator_options import AllocatorOptions
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
 from memcalc.files import read_json, write_text
@@ -24,6 +25,7 @@ from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
+from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
 from memcalc.update import Update
 
@@ -86,12 +88,15 @@ class Plan:
     """torch version, major.minor: what older ones kept in memory differs."""
     loss: Loss = Loss()
     update: Update = Update()
+    allocator: str = ""
+    """PYTORCH_CUDA_ALLOC_CONF as the run has it."""
     layout: Layout = Layout()
     implementation: Implementation = Implementation()
     adapter: Adapter = Adapter()
     fsdp: Fsdp = Fsdp()
     deepspeed: DeepSpeed = DeepSpeed()
     offload: Offload = Offload()
+    startup: Startup = Startup()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -124,6 +129,7 @@ class Plan:
             raise PlanError(f"torch {self.torch} is older than 1.12, the oldest version memcalc knows")
         # Looking a name up refuses an unknown one.
         _ = self.strategy_row, self.precision_row, self.optimizer_row, self.gpu_row, self.family
+        _ = self.allocator_options
         if self.optimizer_kind not in self.optimizer_row.kinds:
             kinds = ", ".join(self.optimizer_row.kinds)
             raise PlanError(f"{self.optimizer} has no {self.optimizer_kind} form; it has: {kinds}")
@@ -145,14 +151,18 @@ class Plan:
             raise PlanError(f"gpu {self.gpu} is named, but the device is the cpu; leave one of them out")
         if self.ranks % self.nodes:
             raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
-        if self.ranks > 1 and not self.strategy_row.parallel:
+        if self.ranks > self.layout.model_parallel and not self.strategy_row.parallel:
             raise PlanError(
-                f"strategy {self.strategy} runs on 1 rank, not {self.ranks}; for more take ddp or fsdp-full-shard"
+                f"strategy {self.strategy} runs on {self.layout.model_parallel} rank"
+                f"{'s' * (self.layout.model_parallel > 1)}, not {self.ranks}; for more take ddp or fsdp-full-shard"
             )
         if self.precision_row.master and not self.strategy_row.masters:
             keep = ", ".join(row.name for row in STRATEGIES.values() if row.masters)
             raise PlanError(f"strategy {self.strategy} keeps no master copies ({self.precision}); these do: {keep}")
-        if self.strategy_row.gathers and not self.optimizer_row.shardable:
+        if self.strategy_row.main_grads and not (self.precision_row.master or self.precision == "fp32"):
+            raise PlanError(f"{self.strategy} trains in fp32, bf16-master or fp16-master, not in {self.precision}")
+        whole = not (self.strategy_row.gathers or (self.strategy_row.main_grads and self.strategy_row.shards_optimizer))
+        if not whole and not self.optimizer_row.shardable:
             raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
         if self.loss_dtype == "logits" and self.precision_row.autocast and not self.strategy_row.gathers:
             raise PlanError(f"{self.precision}: autocast takes the loss in float32; leave out --loss-dtype logits")
@@ -162,15 +172,9 @@ class Plan:
     @property
     def groups(self) -> tuple[Group, ...]:
         return (
-            self.loss,
-            self.update,
-            self.layout,
-            self.implementation,
-            self.adapter,
-            self.fsdp,
-            self.deepspeed,
-            self.offload,
-        )
+            self.loss, self.update, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed,
+            self.offload, self.startup,
+        )  # fmt: skip
 
     @property
     def untrained(self) -> str:
@@ -194,6 +198,10 @@ class Plan:
     @property
     def gpu_row(self) -> Gpu | None:
         return None if self.gpu is None else GPUS[self.gpu]
+
+    @property
+    def allocator_options(self) -> AllocatorOptions:
+        return AllocatorOptions.parse(self.allocator)
 
     @property
     def family(self) -> Any:
@@ -231,9 +239,19 @@ class Plan:
         return int(match[1]), int(match[2])
 
     @property
+    def data_parallel(self) -> int:
+        """Ranks that work on samples of their own."""
+        return self.ranks // self.layout.model_parallel
+
+    @property
+    def shards(self) -> int:
+        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights."""
+        return self.data_parallel * self.layout.context
+
+    @property
     def global_batch(self) -> int:
         """Samples per optimizer step over all ranks."""
-        return self.micro_batch * self.accumulation * self.ranks
+        return self.micro_batch * self.accumulation * self.data_parallel
 
     def to_json(self) -> str:
         """The plan as JSON text, with the version of the format."""

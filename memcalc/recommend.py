@@ -12,11 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from memcalc.errors import PlanError
-from memcalc.estimate import device_range, host_bytes, reserved_range
+from memcalc.estimate import estimate, host_bytes
 from memcalc.hardware import GPUS
-from memcalc.ledger import ledger, skeleton
+from memcalc.ledger import ledger, peaks
+from memcalc.outside import outside
 from memcalc.plan import Plan
 from memcalc.reasons import why
+from memcalc.reserved import most_reserved
 from memcalc.search import RAM_SHARE, Search, pure_precision, search, structures
 from memcalc.strategies import STRATEGIES
 from memcalc.throughput import StepTime, step_time
@@ -110,8 +112,7 @@ def _evaluate(plans: Sequence[Plan]) -> list[Candidate]:
     found = []
     for rounds in sorted({min(plan.accumulation, 3) for plan in plans}):
         same = [plan for plan in plans if min(plan.accumulation, 3) == rounds]
-        bones = skeleton(same[0])
-        for plan, peak in zip(same, bones.peaks([plan.micro_batch for plan in same]), strict=True):
+        for plan, peak in zip(same, peaks(same[0], [plan.micro_batch for plan in same]), strict=True):
             found.append(Candidate(plan=plan, peak=peak, needed=needed_bytes(plan, peak), time=step_time(plan)))
     return found
 
@@ -120,7 +121,14 @@ def needed_bytes(plan: Plan, peak: int) -> int:
     """The high end of what one rank takes: of its GPU, or on a CPU of the machine's RAM."""
     if plan.device == "cpu":
         return host_bytes(plan, peak) + PROCESS_BYTES
-    return device_range(plan, reserved_range(plan, peak), plan.gpu_row).high
+    return most_reserved(plan, peak) + outside(plan, plan.gpu_row).high
+
+
+def replayed(found: Candidate) -> Candidate:
+    """The same with the allocator replayed, which may need more than the published share that serves the search."""
+    if found.plan.device == "cpu":
+        return found
+    return replace(found, needed=estimate(found.plan).device.high)
 
 
 def simplicity(plan: Plan) -> tuple[int, ...]:
@@ -161,8 +169,12 @@ def recommend(base: Plan | Search, *, top: int = 5, **choices: object) -> Recomm
     left = fitting = [c for c in found if c.needed <= job.limit(c.plan)]
     picked: list[Candidate] = []
     while left and len(picked) < top:
-        picked.append(best(left))
-        left = [c for c in left if structure(c.plan) != structure(picked[-1].plan)]
+        chosen = replayed(best(left))
+        if chosen.needed > job.limit(chosen.plan):
+            fitting, left = ([c for c in part if c.plan != chosen.plan] for part in (fitting, left))
+            continue
+        picked.append(chosen)
+        left = [c for c in left if structure(c.plan) != structure(chosen.plan)]
     works = {structure(c.plan) for c in fitting}
     return Recommendation(
         search=job,
@@ -192,7 +204,11 @@ def _refusals(job: Search, failing: Sequence[Candidate]) -> list[Refusal]:
         if c.needed < kept.needed:
             smallest[structure(c.plan)] = c
     refused = []
-    for c in sorted(smallest.values(), key=lambda c: (c.needed, simplicity(c.plan)))[:SHOWN]:
+
+    def closest(c: Candidate) -> tuple[object, ...]:
+        return c.needed, simplicity(c.plan)
+
+    for c in sorted(map(replayed, sorted(smallest.values(), key=closest)[:SHOWN]), key=closest):
         peak = ledger(c.plan).peak()
         category = max(peak.by_category, key=lambda name: peak.by_category[name])
         refused.append(Refusal(

@@ -39,6 +39,7 @@ class Recorder:
         self._names: list[str] = []
         self._shapes: list[tuple[tuple[int, ...], int, bool]] = []
         self._category: list[int] = []
+        self._times: dict[int, int] = {}
         self._events: list[tuple[int, int, int]] = []
 
     def allocate(
@@ -55,11 +56,25 @@ class Recorder:
     def _free(self, ident: int) -> None:
         self._events.append((ident, -1, _MOMENT[self.moment]))
 
+    @property
+    def made(self) -> int:
+        """Allocations so far."""
+        return len(self._names)
+
+    def repeat(self, since: int, times: int) -> None:
+        """Count what was allocated after the first ``since`` allocations and is still there ``times`` times."""
+        freed = {ident for ident, sign, _ in self._events if sign < 0}
+        self._times |= {ident: times for ident in range(since, self.made) if ident not in freed}
+
     def copy_of(self, storage: Storage, name: str, category: str) -> Storage:
         """A new storage of the same size."""
         shape, itemsize, batched = self._shapes[storage.ident]
         dtype = next(dtype for dtype, size in DTYPE_BYTES.items() if size == itemsize)
         return self.allocate(name, shape, dtype, category, batched=batched)
+
+    def category_of(self, storage: Storage) -> str:
+        """What a storage is for: one of CATEGORIES."""
+        return CATEGORIES[self._category[storage.ident]]
 
     def skeleton(self, block: int) -> Skeleton:
         """What was recorded so far; later frees are not part of it. Raises PlanError past 4 EiB."""
@@ -67,6 +82,8 @@ class Recorder:
         exact = [prod(shape) * itemsize for shape, itemsize, _ in self._shapes]
         if sum(exact) > LARGEST:
             raise PlanError(TOO_LARGE)
+        times = np.ones(len(exact), dtype=np.int64)
+        times[list(self._times)] = list(self._times.values())
         sizes = np.array(exact, dtype=np.int64)
         batched = np.array([batched for _, _, batched in self._shapes], dtype=bool)
         return Skeleton(
@@ -75,6 +92,7 @@ class Recorder:
             categories=np.array(self._category, dtype=np.int8),
             fixed=np.where(batched, 0, sizes),
             per_sample=np.where(batched, sizes, 0),
+            times=times,
             ident=events[:, 0],
             moment=events[:, 2].astype(np.int8),
             sign=events[:, 1].astype(np.int8),

@@ -9,7 +9,7 @@ import typing
 from functools import cache
 from typing import Any
 
-from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
+from memcalc.errors import FileError, InputError, PlanError, UnknownNameError, shorten
 
 __all__ = ["build", "check_types"]
 
@@ -26,7 +26,10 @@ def check_types(record: Any) -> None:
 
 
 def build(cls: type, fields: Any, source: str) -> Any:
-    """``cls(**fields)``, with unknown keys, missing keys and wrong types refused by name. Raises FileError."""
+    """``cls(**fields)``, with unknown keys, missing keys and wrong types refused by name.
+
+    Raises FileError, and PlanError where the values make no sense together; both name the source.
+    """
     if not isinstance(fields, dict):
         raise FileError(f"{source}: expected an object, found {shorten(fields)}")
     known = {field.name: field for field in dataclasses.fields(cls)}
@@ -47,6 +50,8 @@ def build(cls: type, fields: Any, source: str) -> Any:
         return cls(**fields)
     except TypeError as error:
         raise FileError(f"{source}: {str(error).split('__init__() ')[-1]}") from None
+    except InputError as error:
+        raise PlanError(f"{source}: {error}") from None
 
 
 @cache

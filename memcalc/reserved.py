@@ -8,13 +8,24 @@ segments behind, and then repeats the step.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.plan import Plan
-from memcalc.replay import DEFAULT, Reserved, replay
+from memcalc.replay import Reserved, replay
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 
-__all__ = ["STREAMS", "replayed", "run", "streams"]
+__all__ = [
+    "RESERVED_OVER_ALLOCATED",
+    "SEGMENT",
+    "STREAMS",
+    "Range",
+    "most_reserved",
+    "replayed",
+    "reserved_range",
+    "run",
+    "streams",
+]
 
 _INPUTS, _OPTIMIZER = CATEGORIES.index("inputs"), CATEGORIES.index("optimizer")
 _STEP = MOMENTS.index("step")
@@ -24,18 +35,64 @@ _STEP = MOMENTS.index("step")
 # reduce-scatter stream. The full parameters and the reduce-scatter's input are made on the stream of the computation.
 STREAMS = {" cast shard": 1, " gather": 1, " shards gradient": 2}
 
+# Reserved over allocated in published runs: up to 1.17 on one GPU (logs of KellerJordan/modded-nanogpt), up to 1.36
+# under FSDP, whose streams have pools of their own (pytorch/torchtitan pull request 165; 1.35 in meta-llama/
+# llama-cookbook pull request 41). One 20 MiB segment may be begun on top (c10/core/AllocatorConfig.h, kLargeBuffer).
+RESERVED_OVER_ALLOCATED = {False: 1.17, True: 1.36}
+SEGMENT = 20 * 2**20
+
 Event = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Range:
+    """Bytes that are known only between two bounds, and the likeliest."""
+
+    low: int
+    point: int
+    high: int
+
+    def __post_init__(self) -> None:
+        assert self.low <= self.point <= self.high
+
+
+def most_reserved(plan: Plan, allocated: int) -> int:
+    """The most that published runs reserved of an allocated peak; needs no replay, so it serves a search.
+
+    Expandable segments leave no holes between segments, whichever stream they are on, so that the smaller share stands.
+    """
+    scattered = plan.strategy_row.gathers and not plan.allocator_options.expandable_segments
+    return int(allocated * RESERVED_OVER_ALLOCATED[scattered]) + SEGMENT
+
+
+def reserved_range(plan: Plan, timeline: Timeline, *, capacity: int | None = None) -> Range:
+    """What the caching allocator holds at most; on a CPU there is no such allocator. ``capacity`` is what torch can have.
+
+    low    the allocated peak: on a full card every segment without a tensor is given back
+    point  the replay on a card of ``capacity``; without an end where even that is not enough
+    high   the replay on a card without an end, or what published runs reserved of so much, if that is more
+    """
+    allocated = timeline.peak().bytes
+    if plan.device == "cpu":
+        return Range(low=allocated, point=allocated, high=allocated)
+    free = replayed(plan, timeline)
+    point = free.peak_reserved
+    if capacity is not None and point > capacity:
+        full = replayed(plan, timeline, capacity=capacity)
+        point = point if full.refused else full.peak_reserved
+    # A published share says nothing below what the replay needs for certain.
+    return Range(low=allocated, point=point, high=max(free.peak_reserved, most_reserved(plan, allocated)))
 
 
 def replayed(
     plan: Plan,
     timeline: Timeline,
-    options: AllocatorOptions = DEFAULT,
+    options: AllocatorOptions | None = None,
     *,
     capacity: int | None = None,
     steps: int = 2,
 ) -> Reserved:
-    """What the allocator reserves from the model's construction through ``steps`` steps.
+    """What the allocator reserves from the model's construction through ``steps`` steps; ``options`` other than the plan's.
 
     >>> from memcalc.ledger import ledger
     >>> from memcalc.models import MODELS
@@ -44,16 +101,21 @@ def replayed(
     >>> found.peak_reserved >= found.peak_allocated >= ledger(plan).peak().bytes
     True
     """
-    return replay(run(timeline, steps), options, capacity=capacity, streams=streams(plan, timeline, steps))
+    options = options or plan.allocator_options
+    lazy = plan.startup.resume == "none" and not plan.strategy_row.masters
+    return replay(run(timeline, steps, lazy=lazy), options, capacity=capacity, streams=streams(plan, timeline, steps))
 
 
-def run(timeline: Timeline, steps: int = 2) -> list[Event]:
+def run(timeline: Timeline, steps: int = 2, *, lazy: bool = True) -> list[Event]:
     """Allocations and frees from construction through ``steps`` steps, as ``(ident, bytes)``.
+
+    ``lazy``: the optimizer makes its states in the first step; otherwise they are there before it, because they were
+    loaded, or because they go with master copies, as in DeepSpeed (initialize_optimizer_states) and Megatron.
 
     In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
     What the timeline's step frees of the step before (a batch, under NO_SHARD gradients) the first has not got.
     """
-    events, states, body = _parts(timeline)
+    events, states, body = _parts(timeline, lazy)
     size = len(timeline.names)
     made = {ident for ident, delta in body if delta > 0}
     inherited = _inheritance(timeline, body)
@@ -86,7 +148,7 @@ def streams(plan: Plan, timeline: Timeline, steps: int = 2) -> dict[int, int]:
     return {ident + step * size: stream for ident, stream in found.items() for step in range(steps + 1)}
 
 
-def _parts(timeline: Timeline) -> tuple[list[Event], list[Event], list[Event]]:
+def _parts(timeline: Timeline, lazy: bool) -> tuple[list[Event], list[Event], list[Event]]:
     """Construction, the optimizer's states, and the step, which begins after the batch the step before has left."""
     category, events = (
         timeline.category.tolist(),
@@ -97,6 +159,8 @@ def _parts(timeline: Timeline) -> tuple[list[Event], list[Event], list[Event]]:
     body = events[start:]
     left = {ident for ident, delta in body if delta < 0} - {ident for ident, delta in body if delta > 0}
     before = [(event, kind) for event, kind in zip(events[:start], category, strict=False) if event[0] not in left]
+    if not lazy:
+        return [event for event, _ in before], [], body
     construction = [event for event, kind in before if kind != _OPTIMIZER]
     return construction, [event for event, kind in before if kind == _OPTIMIZER], body
 

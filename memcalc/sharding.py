@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from memcalc.spec import Weight
 
-__all__ = ["ddp_buckets", "fullest", "greedy_partition", "rows_per_rank"]
+__all__ = ["ddp_buckets", "fullest", "greedy_partition", "partition_slices", "rows_per_rank"]
 
 
 def rows_per_rank(shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
@@ -73,3 +73,22 @@ def ddp_buckets(weights: Sequence[Weight], itemsize: int, bucket_mb: int) -> lis
             buckets.append(size)
             size = 0
     return [*buckets, size] if size else buckets
+
+
+def partition_slices(order: Sequence[Weight], partition: int) -> dict[str, list[tuple[int, int]]]:
+    """``(rank, elements)`` of each weight's slices when the weights lie end to end in a buffer cut by ranks.
+
+    >>> partition_slices([Weight("a", (3,)), Weight("b", (4,))], 4)
+    {'a': [(0, 3)], 'b': [(0, 1), (1, 3)]}
+    """
+    slices: dict[str, list[tuple[int, int]]] = {}
+    start = 0
+    for weight in order:
+        end, found = start + weight.numel, []
+        while start < end:
+            rank = start // partition
+            stop = min(end, (rank + 1) * partition)
+            found.append((rank, stop - start))
+            start = stop
+        slices[weight.name] = found
+    return slices

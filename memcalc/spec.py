@@ -43,6 +43,8 @@ class Model:
     heads: int = 0
     kv_heads: int = 0
     """Key/value heads; fewer than ``heads`` means grouped-query attention."""
+    head_dim: int = 0
+    """Width of one head; 0 where it is hidden / heads."""
     ffn: int = 0
     """Width inside the MLP of a block."""
     experts: int = 0
@@ -77,6 +79,14 @@ class Model:
     """Rows of a token-type table (BERT's segments)."""
     tied: bool = False
     """The output head is the token embedding itself."""
+    biases: tuple[str, ...] = ()
+    """Which parts have a bias, of ``qkv``, ``out``, ``mlp``, ``head`` and ``norm`` (families llama and decoder)."""
+    norm: str = ""
+    """``rms`` or ``layer``; blank is ``rms`` (family decoder)."""
+    positions: str = ""
+    """``rotary``, ``learned`` or ``alibi``, a bias by distance; blank is ``rotary`` (family decoder)."""
+    embedding_norm: bool = False
+    """The embedding is normalised (BLOOM)."""
     parameters: int = 0
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0
@@ -88,6 +98,11 @@ class Model:
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 0:
                 raise PlanError(f"model {self.name}: {field.name} {value} must be at least 0")
+
+    @property
+    def head_width(self) -> int:
+        """Width of one attention head."""
+        return self.head_dim or self.hidden // max(self.heads, 1)
 
     @property
     def blocks(self) -> int:

@@ -26,8 +26,12 @@ class Strategy:
     """DDP's flat gradient buckets, kept for the whole run."""
     flat_units: bool = False
     """FSDP 1's flat parameters: a unit's gradients are put together at the end of its backward."""
+    main_grads: bool = False
+    """Megatron-LM's buffer of gradients, beside which there are no others; its precisions are fp32 and those with masters."""
     masters: bool = False
     """Can keep float32 master copies of 16-bit weights (the precisions that say so)."""
+    engine: str = "torch"
+    """What runs it as a pipeline (the names in memcalc/engines.py)."""
     backend: str = ""
     """Module in trainers/backends; blank where memcalc can estimate the strategy but not run it."""
 
@@ -76,6 +80,21 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             shards_optimizer=True,
             reshards=True,
             backend="fsdp",
+        ),
+        Strategy(
+            name="megatron-ddp",
+            summary="Megatron-LM: a full copy per rank; gradients are summed in one buffer",
+            main_grads=True,
+            masters=True,
+            engine="megatron",
+        ),
+        Strategy(
+            name="megatron-distributed",
+            summary="Megatron-LM's distributed optimizer: the same with master copies and states divided",
+            shards_optimizer=True,
+            main_grads=True,
+            masters=True,
+            engine="megatron",
         ),
     ],
     aliases={

@@ -18,10 +18,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from memcalc.layout import Layout
 from memcalc.recorder import Recorder, Storage
 from memcalc.spec import Weight
 
-__all__ = ["Edge", "Gradient", "Node", "Tape", "Tensor"]
+__all__ = ["Edge", "Gradient", "Graph", "Node", "Tape", "Tensor"]
 
 
 class Tensor:
@@ -59,6 +60,15 @@ class Node:
 
 
 Edge = tuple[Node, int] | Weight | None
+
+
+class Graph:
+    """What one forward pass recorded: its nodes, and how often each weight was used. Several may wait for their backward."""
+
+    __slots__ = ("nodes", "uses")
+
+    def __init__(self, nodes: list[Node], uses: dict[str, int]) -> None:
+        self.nodes, self.uses = nodes, uses
 
 
 class Region:
@@ -99,11 +109,16 @@ class Tape(Recorder):
         compute_dtype: str,
         device: str,
         fused_rms_norm: bool = True,
+        layout: Layout = Layout(),  # noqa: B008 - frozen
+        reduces_in_place: bool = False,
     ) -> None:
         super().__init__()
         self.weights = {weight.name: weight for weight in weights}
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
         self.fused_rms_norm = fused_rms_norm
+        self.layout = layout
+        self.reduces_in_place = reduces_in_place
+        """Collectives between ranks of tensor parallel work in place, as Megatron's do and torch's do not."""
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
@@ -156,14 +171,25 @@ class Tape(Recorder):
             else:
                 node.saved.append(storage)
 
+    def take_graph(self) -> Graph:
+        """What was recorded since the last time; the tape begins a new one."""
+        found = Graph(self._nodes, self._uses)
+        self._nodes, self._uses = [], {}
+        return found
+
     def backward(self, loss: Tensor, shape: tuple[int, ...] = ()) -> None:
-        """Run the graph backward from ``loss``, which is of ``shape``; every node is dropped once it has run."""
+        """Run what was recorded backward from ``loss``, which is of ``shape``."""
         assert loss.node is not None
-        loss.node.grads[loss.slot] = self.allocate(
-            "gradient of the loss", shape, loss.dtype, "temporary", batched=False
-        )
-        nodes, self._nodes = self._nodes, []
-        self._run(nodes)
+        grad = [self.allocate("gradient of the loss", shape, loss.dtype, "temporary", batched=False)]
+        self.resume(self.take_graph(), loss.node, loss.slot, grad)
+
+    def resume(self, graph: Graph, node: Node, slot: int, grads: list[Storage]) -> None:
+        """Run a graph backward from an output of ``node``; its gradient is taken out of ``grads``, so that nobody else
+        holds it. Every node is dropped once it has run."""
+        node.grads[slot] = grads.pop()
+        self._uses = graph.uses
+        self._run(graph.nodes)
+        self._uses = {}
 
     def _run(self, nodes: list[Node]) -> None:
         while nodes:

@@ -14,9 +14,12 @@ from numpy.typing import NDArray
 
 from memcalc.errors import PlanError
 
-__all__ = ["CATEGORIES", "LARGEST", "MOMENTS", "TOO_LARGE", "Peak", "Skeleton", "Timeline"]
+__all__ = ["BEFORE", "CATEGORIES", "LARGEST", "MOMENTS", "TOO_LARGE", "Peak", "Skeleton", "Timeline"]
 
-MOMENTS = ("init", "start", "forward", "loss", "backward", "step")
+# ``resume`` stands last, although it comes before the first step: files of runs hold the places of the others.
+MOMENTS = ("init", "start", "forward", "loss", "backward", "step", "resume")
+BEFORE = ("init", "resume")
+"""Moments before the first step; what is allocated in them is freed before it, or lives on through all steps."""
 CATEGORIES = (
     "parameters", "gradients", "optimizer", "activations", "inputs", "communication", "temporary", "buffers",
 )  # fmt: skip
@@ -39,7 +42,7 @@ class Peak:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Timeline:
-    """Events of one steady-state step on the fullest rank, as parallel arrays of length n.
+    """Events of one steady-state step on the fullest rank, and of what comes before all steps, as parallel arrays of length n.
 
     ``delta`` is in bytes, positive for an allocation and negative for the free that carries the same
     ``ident``; ``names[ident]`` says what it is. ``category`` and ``moment`` index CATEGORIES and MOMENTS.
@@ -63,15 +66,22 @@ class Timeline:
         >>> step.peak().bytes, step.peak().moment, step.peak().by_moment["backward"]
         (150, 'forward', 150)
         """
+        return self._peak(np.ones(len(self.moment), dtype=bool))
+
+    def steady(self) -> Peak:
+        """The same, of the step alone: without the moments before the first."""
+        return self._peak(~np.isin(self.moment, [MOMENTS.index(name) for name in BEFORE]))
+
+    def _peak(self, counted: NDArray[np.bool_]) -> Peak:
         live = self.live()
-        if not len(live):
+        if not counted.any():
             return Peak(bytes=0, moment="start", by_category=dict.fromkeys(CATEGORIES, 0), by_moment={})
-        top = int(np.argmax(live))
+        top = int(np.argmax(np.where(counted, live, -1)))
         sums = np.bincount(self.category[: top + 1], weights=self.delta[: top + 1], minlength=len(CATEGORIES))
         before = np.concatenate(([0], live[:-1]))
         by_moment = {}
         for index, name in enumerate(MOMENTS):
-            here = self.moment == index
+            here = (self.moment == index) & counted
             if here.any():
                 by_moment[name] = int(max(live[here].max(), before[here][0]))
         return Peak(
@@ -105,7 +115,9 @@ class Skeleton:
     categories: NDArray[np.int8]
     fixed: NDArray[np.int64]
     per_sample: NDArray[np.int64]
-    """The five above have one entry per allocation; the three below one per event."""
+    times: NDArray[np.int64]
+    """How many equal allocations an entry stands for: micro batches that wait for their backward alike.
+    The six above have one entry per allocation; the three below one per event."""
     ident: NDArray[np.int64]
     moment: NDArray[np.int8]
     sign: NDArray[np.int8]
@@ -113,10 +125,11 @@ class Skeleton:
 
     def sizes(self, micro_batch: int) -> NDArray[np.int64]:
         """Bytes of each allocation at one micro batch, rounded up to whole blocks. Raises PlanError past 4 EiB."""
-        if self.fixed.sum(dtype=float) + micro_batch * self.per_sample.sum(dtype=float) > LARGEST:
+        each = (self.fixed.astype(float) + micro_batch * self.per_sample.astype(float)) * self.times
+        if each.sum() > LARGEST:
             raise PlanError(TOO_LARGE)
         size = self.fixed + micro_batch * self.per_sample
-        return -(-size // self.block) * self.block
+        return -(-size // self.block) * self.block * self.times
 
     def at(self, micro_batch: int) -> Timeline:
         """The timeline at one micro batch."""

@@ -35,9 +35,9 @@ class Update(Group):
             raise PlanError(f"l2: {plan.optimizer} adds no decay to gradients; take adam or sgd, or leave out --l2")
         if not self.in_backward:
             return
-        if plan.strategy_row.buckets or plan.strategy_row.flat_units:
+        if plan.strategy_row.buckets or plan.strategy_row.flat_units or plan.strategy_row.main_grads:
             raise PlanError(f"step in backward: {plan.strategy} hands gradients over in buckets; take single or fsdp")
-        if plan.accumulation > 1:
+        if plan.accumulation > 1 or plan.layout.pipeline > 1:
             raise PlanError(f"step in backward cannot accumulate over {plan.accumulation} micro batches")
         if self.clip:
             raise PlanError("step in backward never has all gradients together, whose norm --clip-norm needs")

@@ -186,7 +186,7 @@ FAULTS = [
     ),
     Fault(
         name="clipping takes no norms",
-        file="ledger.py",
+        file="parallel/replicated.py",
         right='held += [self.tape.allocate("norm", (), "float32", "temporary", batched=False) for _ in shapes]',
         wrong="held += []",
     ),

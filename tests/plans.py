@@ -9,6 +9,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from memcalc.layout import Layout
 from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import OPTIMIZERS, Optimizer
@@ -21,14 +22,18 @@ __all__ = [
     "DROPOUT",
     "attentions",
     "berts",
+    "divided",
     "gpt2s",
     "llamas",
     "losses",
+    "megatrons",
     "mlps",
     "models",
     "moes",
     "named_models",
+    "pipelines",
     "plans",
+    "precisions",
     "resnets",
     "shaped_models",
     "sizes",
@@ -138,6 +143,21 @@ def sizes(draw: st.DrawFn) -> Model:
     )  # fmt: skip
 
 
+@st.composite
+def megatrons(draw: st.DrawFn, max_layers: int = 2) -> Model:
+    """Megatron's GPT with every option, and heads and widths that 2 and 4 divide."""
+    kv_heads = draw(st.sampled_from([2, 4]))
+    heads = kv_heads * draw(st.sampled_from([1, 2]))
+    return Model(
+        name="drawn-megatron", family="megatron", layers=draw(st.integers(1, max_layers)),
+        hidden=heads * draw(st.sampled_from([8, 16])), heads=heads, kv_heads=kv_heads, ffn=4 * draw(st.integers(1, 50)),
+        vocab=draw(st.integers(2, 300)), context=draw(st.sampled_from([8, 16, 32])), tied=draw(st.booleans()),
+        gated=draw(st.booleans()), norm=draw(st.sampled_from(["", "layer", "rms"])),
+        positions=draw(st.sampled_from(["", "learned", "rotary", "alibi"])), embedding_norm=draw(st.booleans()),
+        biases=draw(st.sampled_from([(), ("qkv",), ("qkv", "out", "mlp")])),
+    )  # fmt: skip
+
+
 def token_models() -> st.SearchStrategy[Model]:
     """Models that read tokens."""
     return st.one_of(gpt2s(), llamas(), berts(), moes())
@@ -167,12 +187,31 @@ def worlds(draw: st.DrawFn, max_ranks: int = 8) -> tuple[str, int, int]:
     return strategy.name, ranks, nodes
 
 
+def precisions(strategy: str) -> list[str]:
+    """The precisions a strategy can train in."""
+    row = STRATEGIES[strategy]
+    if row.main_grads:
+        return [each.name for each in PRECISIONS.values() if each.master or each.name == "fp32"]
+    return [each.name for each in PRECISIONS.values() if row.masters or not each.master]
+
+
 def attentions(device: str, precision: str, dropout: float) -> list[str]:
     """The attention kinds that exist for a device, a precision and a dropout."""
     kinds = ["auto", "math", "eager"]
     if device == "cuda":
         return [*kinds, "efficient"] + ["flash"] * (PRECISIONS[precision].compute != "float32")
     return kinds + ["flash"] * (not dropout)
+
+
+@st.composite
+def pipelines(draw: st.DrawFn, model: Model) -> Layout:
+    """Ways to divide a model's layers over up to three stages, most often none."""
+    parts = [(stages, chunks) for stages in (2, 3) for chunks in (1, 2) if stages * chunks <= model.layers]
+    stages, chunks = draw(st.sampled_from([(1, 1), *parts]))
+    if stages == 1:
+        return Layout()
+    schedule = "interleaved" if chunks > 1 else draw(st.sampled_from(["gpipe", "1f1b"]))
+    return Layout(pipeline=stages, chunks=chunks, schedule=schedule, ends=draw(st.booleans()))
 
 
 @st.composite
@@ -205,13 +244,18 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    gathers = STRATEGIES[strategy].gathers
-    optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not gathers]))
+    layout = draw(pipelines(chosen)) if reads == "tokens" and FAMILIES[chosen.family].sequences == 1 else Layout()
+    ranks *= layout.pipeline
+    row = STRATEGIES[strategy]
+    gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer)
+    optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not divides]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
-    masters = STRATEGIES[strategy].masters
-    precision = draw(st.sampled_from([row.name for row in PRECISIONS.values() if masters or not row.master]))
-    row, accumulation, set_to_none = STRATEGIES[strategy], draw(st.integers(1, 3)), draw(st.booleans())
-    waits = row.buckets or row.flat_units or accumulation > 1 or not set_to_none or chosen.family == "size"
+    precision = draw(st.sampled_from(precisions(strategy)))
+    accumulation, set_to_none = draw(st.integers(1, 10 if layout.pipeline > 1 else 3)), draw(st.booleans())
+    waits = (
+        row.buckets or row.flat_units or row.main_grads or layout.pipeline > 1 or accumulation > 1 or not set_to_none
+        or chosen.family == "size"
+    )  # fmt: skip
     update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
@@ -245,4 +289,32 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         set_to_none=set_to_none,
         update=update,
         device=device,
+        layout=layout,
     )
+
+
+@st.composite
+def divided(draw: st.DrawFn) -> Plan:
+    """Plans of every family that tensor parallel can divide, with tensor, sequence and context parallel drawn."""
+    drawn = draw(plans(model=st.one_of(gpt2s(), llamas())))
+    model, tokens = draw(st.one_of(st.just(drawn.model), megatrons())), 8
+    if model.family != "megatron":
+        model = dataclasses.replace(model, ffn=4 * -(-model.ffn // 4))
+    megatron = model.family == "megatron"
+    precision = draw(st.sampled_from(["fp32", "bf16"])) if megatron else drawn.precision
+    low = PRECISIONS[precision].compute != "float32"
+    flash = drawn.device == "cuda" and low and not (megatron and model.positions == "alibi")
+    tensor = draw(st.sampled_from([n for n in (1, 2, 4) if not model.kv_heads % n]))
+    context = draw(st.sampled_from([1, 2])) if flash else 1
+    layout = Layout(
+        tensor=tensor, sequence=tensor > 1 and draw(st.booleans()), context=context,
+        loss_parallel=tensor > 1 and not megatron and draw(st.booleans()),
+        copied_logits=megatron and draw(st.booleans()),
+    )  # fmt: skip
+    attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
+    return dataclasses.replace(
+        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.ranks * layout.model_parallel, nodes=1,
+        layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
+        loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
+        loss_dtype="float32", keep_logits=False,
+    )  # fmt: skip

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import numpy as np
 import pytest
 
 from memcalc.estimate import estimate
 from memcalc.ledger import ledger
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
-from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
-from tests.test_laws import kept_activations, model_states
-
-MIB, GB = 2**20, 10**9
+from tests.figures import GB, MIB, largest, sized
+from tests.test_laws import kept_activations
 
 
 def gpt2(layers: int, *, hidden: int = 512, heads: int = 8, tokens: int = 256) -> Model:
@@ -22,10 +19,6 @@ def gpt2(layers: int, *, hidden: int = 512, heads: int = 8, tokens: int = 256) -
         name="anchor", family="gpt2", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden,
         vocab=1000, context=tokens, tied=True,
     )  # fmt: skip
-
-
-def sized(parameters: int, layers: int = 0) -> Model:
-    return Model(name=f"{parameters:,} parameters", family="size", parameters=parameters, layers=layers)
 
 
 @pytest.mark.parametrize(("hidden", "heads", "tokens", "batch"), [(512, 8, 256, 4), (64, 4, 128, 1), (192, 3, 128, 2)])
@@ -40,32 +33,6 @@ def test_eager_block_saves_what_korthikanti_et_al_count(hidden: int, heads: int,
 
     s, b, h, a = tokens, batch, hidden, heads
     assert kept(3) - kept(2) == 34 * s * b * h + 5 * a * s * s * b + 2 * 2 * 4 * b * s
-
-
-def test_attention_matrices_of_phi_3() -> None:
-    """NVIDIA/Megatron-LM issue 965: 32 heads, 4096 tokens, 16 bit: 1024 MiB of scores, 2560 MiB kept by a layer
-    with dropout; nothing of it with a fused kernel."""
-
-    def kept(attention: str, dropout: float) -> int:
-        model = gpt2(1, hidden=3072, heads=32, tokens=4096)
-        plan = Plan(model=model, tokens=4096, micro_batch=1, precision="bf16", attention=attention, dropout=dropout)
-        return kept_activations(ledger(plan))
-
-    with_dropout = Plan(
-        model=gpt2(1, hidden=3072, heads=32, tokens=4096), tokens=4096, micro_batch=1, precision="bf16",
-        attention="eager", dropout=0.1,
-    )  # fmt: skip
-    assert largest(ledger(with_dropout), "h.0.attn scores") == 1024 * MIB
-    # Flash keeps a logarithm per row and head (float32) where eager keeps the square.
-    hidden_masks = 3 * 4096 * 3072
-    logarithms = 4 * 32 * 4096
-    assert kept("eager", 0.1) - hidden_masks - (kept("flash", 0.0) - logarithms) == 2560 * MIB
-
-
-def largest(timeline: Timeline, name: str) -> int:
-    return max(
-        int(timeline.delta[timeline.ident == index].max()) for index, n in enumerate(timeline.names) if n == name
-    )
 
 
 def test_a_plain_gpt_measured_by_others_on_meta_tensors() -> None:
@@ -85,42 +52,6 @@ def test_a_plain_gpt_measured_by_others_on_meta_tensors() -> None:
     assert peak.by_moment["backward"] / MIB == pytest.approx(1091.8, rel=0.005)
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "kind", "decimal_gb"), [("sgd", "foreach", 27), ("adamw", "for-loop", 54), ("adamw", "foreach", 67.4), ("adamw-8bit", "fused", 40.4)]
-)  # fmt: skip
-def test_llama_2_7b_all_in_bfloat16(optimizer: str, kind: str, decimal_gb: float) -> None:
-    """meta-pytorch/torchtune pull request 389, Llama-2-7B on one A100: 27, 54, 67 and 40.4 GB."""
-    plan = Plan(
-        model=MODELS["llama-2-7b"], tokens=1, micro_batch=1, precision="bf16", optimizer=optimizer, optimizer_kind=kind
-    )
-    assert ledger(plan).peak().bytes / GB == pytest.approx(decimal_gb, rel=0.02)
-
-
-def test_optimizer_states_of_rf_detr_and_vgg_16() -> None:
-    """roboflow/rf-detr pull request 1342: weights and AdamW's moments of 32,111,170 parameters are 385.3 MB, 389.3
-    measured. pytorch issue 9439: VGG-16 needs 4 B a parameter more with Adam than with SGD and momentum."""
-    timeline = ledger(Plan(model=sized(32_111_170)))
-    at_start = timeline.at_moment("start", "parameters") + timeline.at_moment("start", "optimizer")
-    assert at_start == pytest.approx(12 * 32_111_170, abs=3 * 512)
-    assert at_start == pytest.approx(389.3e6, rel=0.015)
-    adam, momentum = (
-        model_states(Plan(model=sized(138_357_544), optimizer=name, device="cpu")) for name in ("adam", "sgd-momentum")
-    )
-    assert adam - momentum == 4 * 138_357_544
-
-
-def test_ddp_buckets_double_the_gradients_unless_they_are_views() -> None:
-    """pytorch pull request 41954: the peak of ResNet-50 (25,557,032 parameters) falls by 101 MB with
-    gradient_as_bucket_view, which is its gradients; one of about 1 GB of gradients falls by 1067 MB."""
-    model = sized(25_557_032, layers=50)
-    plain, views = (
-        ledger(Plan(model=model, strategy="ddp", ranks=2, optimizer_kind="fused", bucket_views=views)).peak().bytes
-        for views in (False, True)
-    )
-    assert plain - views == pytest.approx(4 * 25_557_032, rel=0.05)
-    assert plain - views == pytest.approx(101e6, rel=0.05)
-
-
 LIGHTNING = {"ddp": 26953, "fsdp-no-shard": 23181, "fsdp-shard-grad-op": 11815, "fsdp-full-shard": 11578}
 
 
@@ -130,40 +61,6 @@ def test_lightnings_table_of_a_billion_parameters_on_two_gpus(strategy: str, mib
     in 64 layers, fp32, Adam, 2 ranks, activations negligible; foreach Adam of that time kept two lists."""
     plan = Plan(model=sized(1_008_763_390, layers=64), optimizer="adam", strategy=strategy, ranks=2, torch="2.0")
     assert ledger(plan).peak().bytes / MIB == pytest.approx(mib, rel=0.03)
-
-
-def test_sharded_states_of_llama_3_8b() -> None:
-    """huggingface/accelerate pull request 2674: FSDP with mixed precision keeps 16 B a parameter, in pure bfloat16
-    8: 14.96 against 7.48 GiB on 8 GPUs."""
-    for precision, gib in (("amp-bf16", 14.96), ("bf16", 7.48)):
-        plan = Plan(
-            model=MODELS["llama-3-8b"],
-            strategy="fsdp-full-shard",
-            ranks=8,
-            precision=precision,
-            tokens=8,
-            micro_batch=1,
-        )
-        assert model_states(plan) / 2**30 == pytest.approx(gib, rel=0.001)
-
-
-def test_no_sync_keeps_whole_gradients_under_fsdp() -> None:
-    """huggingface/accelerate pull request 2531: accumulating without synchronisation keeps 4 B a parameter whole:
-    29.9 GiB for Llama-3-8B where 3.7 GiB are kept otherwise."""
-
-    def held(accumulation: int) -> int:
-        plan = Plan(
-            model=MODELS["llama-3-8b"], strategy="fsdp-full-shard", ranks=8, tokens=8, micro_batch=1,
-            accumulation=accumulation,
-        )  # fmt: skip
-        timeline = ledger(plan)
-        # Alive when the last forward pass ends: the gradients of the micro batches before.
-        last = np.flatnonzero(timeline.moment == MOMENTS.index("forward"))[-1]
-        kinds = np.where(timeline.category == CATEGORIES.index("gradients"), timeline.delta, 0)
-        return int(kinds[: last + 1].sum())
-
-    assert held(1) == 0
-    assert held(2) / 2**30 == pytest.approx(29.9, rel=0.01)
 
 
 def test_the_adam_step_needs_20_bytes_a_parameter() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+from math import lcm
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.estimate import estimate
-from memcalc.ledger import ledger, skeleton
+from memcalc.layout import Layout
+from memcalc.ledger import ledger, peaks
 from memcalc.models import FAMILIES, Model
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
@@ -46,6 +48,20 @@ def with_states_that_divide(plan: Plan) -> Plan:
     return plan
 
 
+def padding(plan: Plan) -> int:
+    """Bytes by which the distributed optimizer's buffers may be longer than the weights, weight, gradient and states."""
+    return 20 * lcm(plan.ranks, 128) if plan.strategy == "megatron-distributed" else 0
+
+
+def divided_by_strategy_alone(plan: Plan) -> Plan:
+    """Data parallel of what any strategy can train: no other layout, and no master copies."""
+    precision = "fp32" if plan.precision_row.master else plan.precision
+    update = dataclasses.replace(plan.update, in_backward=False)
+    return replaced(
+        plan, ranks=plan.data_parallel, nodes=1, layout=Layout(), precision=precision, attention="auto", update=update
+    )
+
+
 def replaced(plan: Plan, **changes: object) -> Plan:
     return dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
 
@@ -78,28 +94,29 @@ def test_parts_add_up_to_the_peak(plan: Plan) -> None:
 @given(plans(), st.integers(1, 9))
 def test_a_skeleton_serves_every_micro_batch(plan: Plan, micro_batch: int) -> None:
     other = replaced(plan, micro_batch=micro_batch)
-    assert skeleton(plan).peaks([micro_batch]) == [ledger(other).peak().bytes]
+    assert peaks(plan, [micro_batch]) == [ledger(other).peak().bytes]
 
 
 @given(plans())
 def test_on_one_rank_every_strategy_holds_the_same_states(plan: Plan) -> None:
-    plan = replaced(plan, loss_dtype="float32", update=dataclasses.replace(plan.update, in_backward=False))
+    plan = replaced(divided_by_strategy_alone(plan), loss_dtype="float32")
     alone = replaced(plan, strategy="single", ranks=1, nodes=1)
     if plan.strategy != "single" and plan.bucket_views:
         alone = replaced(alone, bucket_views=False)
         plan = replaced(plan, bucket_views=False)
     if plan.device == "cuda" or plan.strategy == "fsdp-no-shard":
         plan, alone = (replaced(p, device="cpu", attention="auto", dropout=0.0, model=p.model) for p in (plan, alone))
-    assert model_states(replaced(plan, ranks=1, nodes=1)) == model_states(alone)
+    plan = replaced(plan, ranks=1, nodes=1)
+    assert 0 <= model_states(plan) - model_states(alone) <= padding(plan)
 
 
 @given(plans(max_ranks=6))
 def test_the_fullest_rank_holds_an_equal_share_or_more_and_never_more_than_everything(plan: Plan) -> None:
-    plan = with_states_that_divide(plan)
+    plan = with_states_that_divide(divided_by_strategy_alone(plan))
     plan = replaced(plan, device="cpu", attention="auto", bucket_views=False, loss_dtype="float32")
     whole = model_states(replaced(plan, strategy="single", ranks=1, nodes=1))
     here = model_states(plan)
-    assert here <= whole
+    assert here <= whole + padding(plan)
     assert here * plan.ranks >= whole
 
 
@@ -108,15 +125,16 @@ def test_one_more_rank_never_needs_more_states_per_rank(plan: Plan) -> None:
     # ZeRO-1 packs whole tensors greedily: with more ranks the fullest may hold more of them, and so more rounding.
     if plan.strategy in ("single", "zero-1"):
         return
-    plan = replaced(with_states_that_divide(plan), nodes=1)
-    assert model_states(replaced(plan, ranks=plan.ranks + 1)) <= model_states(plan)
+    plan = with_states_that_divide(divided_by_strategy_alone(plan))
+    more = replaced(plan, ranks=plan.ranks + 1)
+    assert model_states(more) <= model_states(plan) + padding(more)
 
 
 @given(plans())
 def test_dividing_more_never_holds_more(plan: Plan) -> None:
     if plan.strategy == "single" or not plan.optimizer_row.shardable:
         return
-    plan = with_states_that_divide(plan)
+    plan = with_states_that_divide(divided_by_strategy_alone(plan))
     plan = replaced(plan, bucket_views=False, device="cpu", attention="auto", loss_dtype="float32")
     held = [model_states(replaced(plan, strategy=name)) for name in ("ddp", "zero-1")]
     assert held[0] >= held[1]
@@ -127,7 +145,7 @@ def test_dividing_more_never_holds_more(plan: Plan) -> None:
 @given(plans(model=shaped_models()))
 def test_kept_activations_are_linear_in_the_micro_batch(plan: Plan) -> None:
     plan = replaced(plan, device="cpu", attention="auto", optimizer="sgd", optimizer_kind="foreach", update=Update())
-    one, two, three = (kept_activations(ledger(replaced(plan, micro_batch=b))) for b in (1, 2, 3))
+    one, two, three = (kept_activations(ledger(replaced(plan, micro_batch=b), 0)) for b in (1, 2, 3))
     assert three - two == two - one
 
 
@@ -135,7 +153,7 @@ def test_kept_activations_are_linear_in_the_micro_batch(plan: Plan) -> None:
 def test_kept_activations_are_linear_in_tokens_with_fused_attention(plan: Plan) -> None:
     plan = replaced(plan, device="cpu", attention="flash" if not plan.dropout else "auto", dropout=0.0)
     plan = replaced(plan, model=dataclasses.replace(plan.model, context=99))
-    one, two, three = (kept_activations(ledger(replaced(plan, tokens=s))) for s in (8, 16, 24))
+    one, two, three = (kept_activations(ledger(replaced(plan, tokens=s), 0)) for s in (8, 16, 24))
     assert three - two == two - one
 
 
@@ -171,7 +189,7 @@ def test_checkpointing_never_keeps_more_activations(plan: Plan) -> None:
     for every in (1, 2):
         checkpointed = replaced(plain, checkpoint_every=every)
         # Every checkpoint keeps its input, which the plain run may share with what a layer saves anyway.
-        assert kept_activations(ledger(checkpointed)) <= kept_activations(ledger(plain))
+        assert kept_activations(ledger(checkpointed, 0)) <= kept_activations(ledger(plain, 0))
 
 
 @given(plans())

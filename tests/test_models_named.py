@@ -46,6 +46,7 @@ PUBLISHED = {
     "vit-base-16": 86_567_656,
     "vit-large-16": 304_326_632,
     "vit-huge-14": 632_045_800,
+    "bloom-176b": 176_247_271_424,  # BigScience 2022, config of bigscience/bloom
 }
 OURS = {
     "t5-tiny",
@@ -59,6 +60,7 @@ OURS = {
     "mlp",
     "mlp-tiny",
 }
+BY_FORMULA = {"megatron-1.3b", "megatron-22b", "megatron-175b", "megatron-530b", "megatron-1t"}
 
 
 def parameters(name: str) -> int:
@@ -72,7 +74,14 @@ def test_published_counts(name: str) -> None:
 
 
 def test_every_model_is_either_published_or_one_of_ours() -> None:
-    assert set(MODELS) == set(PUBLISHED) | OURS
+    assert set(MODELS) == set(PUBLISHED) | OURS | BY_FORMULA
+
+
+@pytest.mark.parametrize("name", sorted(BY_FORMULA))
+def test_megatrons_models_have_as_many_parameters_as_their_paper_says(name: str) -> None:
+    """Narayanan et al. 2021, equation 2, which leaves out the last LayerNorm."""
+    layers, h, rows = MODELS[name].layers, MODELS[name].hidden, MODELS[name].vocab + MODELS[name].context
+    assert parameters(name) == 12 * layers * h**2 + 13 * layers * h + rows * h + 2 * h
 
 
 @pytest.mark.parametrize("name", sorted(OURS))

@@ -126,6 +126,25 @@ FRAMEWORKS = (
         },
     ),
     Framework(
+        name="Megatron-LM",
+        sources=("NVIDIA/Megatron-LM",),
+        defaults={
+            "zero": Default("megatron", "megatron/core/distributed and megatron/core/optimizer/distrib_optimizer.py"),
+            "optimizer_kind": Default("fused", "megatron/core/optimizer/__init__.py: FusedAdam of Transformer Engine or apex"),
+            "torch": Default("2.8", "Dockerfile.ci.dev: nvcr.io/nvidia/pytorch of 2025"),
+        },
+    ),
+    Framework(
+        name="Megatron-DeepSpeed of bigscience",
+        sources=("bigscience-workshop/bigscience",),
+        defaults={
+            "zero": Default("deepspeed", "megatron/training.py: deepspeed.initialize"),
+            "optimizer_kind": Default("fused", "megatron/optimizer/__init__.py: apex.optimizers.FusedAdam"),
+            "loss": Default("copied", "megatron/mpu/cross_entropy.py: vocab_parallel_logits.clone()"),
+            "torch": Default("1.12", "torch 1.8 to 1.11; memcalc's oldest"),
+        },
+    ),
+    Framework(
         name="GPUMemNet's training loops",
         sources=("itu-rad/GPUMemNet",),
         defaults={

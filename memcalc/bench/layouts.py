@@ -6,6 +6,8 @@ import re
 from math import prod
 
 from memcalc.bench.reading import Reading
+from memcalc.layout import Layout
+from memcalc.strategies import STRATEGIES
 
 __all__ = ["parse_layout", "strategy_of"]
 
@@ -29,14 +31,16 @@ _LACKING = {
     "zero1": "DeepSpeed's or Megatron's ZeRO 1",
     "zero2": "DeepSpeed's ZeRO 2",
     "zero3": "DeepSpeed's ZeRO 3",
-    "tp": "tensor parallel",
-    "pp": "pipeline parallel",
-    "cp": "context parallel",
-    "sp": "sequence parallel",
     "ep": "expert parallel",
     "etp": "expert parallel",
-    "vp": "pipeline parallel",
     "offload": "offload cpu",
+}
+# What a framework means by its kind of data parallel.
+_ENGINES = {
+    ("megatron", "ddp"): "megatron-ddp",
+    ("megatron", "zero1"): "megatron-distributed",
+    ("deepspeed", "zero0"): "deepspeed-0",
+    ("deepspeed", "zero1"): "deepspeed-1",
 }
 _NOTES = {
     "thunder fsdp": "thunder's own FSDP",
@@ -68,30 +72,52 @@ def parse_layout(text: str) -> tuple[dict[str, int], str] | None:
     return degrees, notes
 
 
-def strategy_of(reading: Reading) -> tuple[str, int]:
-    """The strategy's name and its ranks."""
+def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
+    """The strategy's name, its ranks and how they are arranged."""
     text = reading.row["strategy"]
     if "not stated" in text or not text:
         reading.lack("strategy is not stated")
-        return "single", 1
+        return "single", 1, Layout()
     parsed = parse_layout(text)
     if parsed is None:
         reading.lack(f"strategy {text!r} is of no known form")
-        return "single", 1
+        return "single", 1, Layout()
     degrees, notes = parsed
     for note, reason in _NOTES.items():
         if note in notes:
             reading.lack(reason)
     if "zero1" in degrees and "zeroredundancyoptimizer" in notes:
         degrees["zero-1"] = degrees.pop("zero1")
-    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind == "zero-1"]
+    layout = _layout(reading, degrees)
+    engine = reading.default("zero")
+    degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
+    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
     if not kinds and not any(kind in _LACKING for kind in degrees):
         reading.lack("data parallel of a kind that is not stated")
     for kind, degree in degrees.items():
         if kind in _LACKING and (degree > 1 or not kind.endswith("p") or kind == "hsdp"):
             reading.lack(_LACKING[kind])
     name = kinds[0] if kinds else "single"
-    return _STRATEGIES.get(name, name), _ranks(reading, name, degrees, notes)
+    ranks = _ranks(reading, name, degrees, notes)
+    return _STRATEGIES.get(name, name), ranks, layout
+
+
+def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
+    """Tensor, context and pipeline degrees; sequence parallel where the notes or the framework say so."""
+    tensor, chunks = degrees.get("tp") or 1, degrees.get("vp") or 1
+    says_so = re.search(r"\bsequence parallel", reading.row["notes"]) or reading.default("sequence") == "yes"
+    pipeline = degrees.get("pp") or 1
+    return Layout(
+        tensor=tensor,
+        sequence=tensor > 1 and bool(says_so),
+        loss_parallel=tensor > 1 and reading.default("loss_parallel") == "yes",
+        copied_logits=reading.default("loss") == "copied",
+        context=degrees.get("cp") or 1,
+        pipeline=pipeline,
+        chunks=chunks if pipeline > 1 else 1,
+        schedule="interleaved" if pipeline > 1 and chunks > 1 else "1f1b",
+        ends=pipeline > 1 and bool(re.search(r"transformer\|embedding", reading.row["notes"])),
+    )
 
 
 def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> int:

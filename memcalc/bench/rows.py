@@ -12,7 +12,7 @@ from pathlib import Path
 from memcalc.errors import FileError, InputError, UnknownNameError, shorten
 from memcalc.files import read_text
 
-__all__ = ["COLUMNS", "METERS", "Row", "read_rows", "select"]
+__all__ = ["COLUMNS", "MESSAGE", "METERS", "Row", "read_rows", "select"]
 
 COLUMNS = (
     "id", "source", "model", "n_params", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq_len",
@@ -21,6 +21,9 @@ COLUMNS = (
     "compile", "offload", "lora_rank", "metric", "value_gib", "notes",
 )  # fmt: skip
 """What a file must have; ``use`` and others may stand beside them."""
+
+MESSAGE = ("tried_gib", "allocated_gib", "reserved_gib", "capacity_gib")
+"""What a file of out-of-memory reports may have besides: the numbers of torch's message."""
 
 METERS = {
     "max_memory_allocated": "allocated",
@@ -54,6 +57,11 @@ class Row:
         text = self.cells[column]
         return int(text) if _WHOLE.fullmatch(text) else None
 
+    def gib(self, column: str) -> float | None:
+        """One of the columns MESSAGE, which a file need not have; None for a blank."""
+        text = self.cells.get(column, "")
+        return float(text) if text else None
+
     @property
     def meter(self) -> str:
         return METERS[self.metric]
@@ -77,7 +85,7 @@ def read_rows(path: Path) -> list[Row]:
         raise FileError(f"{path} is not a CSV file: it holds NUL bytes")
     if not text.strip():
         raise FileError(f"{path} is empty; expected a CSV file with the columns {', '.join(COLUMNS[:3])} ...")
-    reader = csv.reader(text.lstrip("\ufeff").splitlines(keepends=True), strict=True)
+    reader = csv.reader(text.splitlines(keepends=True), strict=True)
     rows: dict[str, Row] = {}
     try:
         header = [name.strip() for name in next(reader)]
@@ -119,17 +127,20 @@ def _row(where: str, header: list[str], values: list[str]) -> Row:
         raise FileError(f"{where}: {UnknownNameError('metric', metric, METERS)}")
     measured = None
     if METERS[metric] != "boundary":
-        measured = _gib(where, cells["value_gib"])
+        measured = _gib(where, "value_gib", cells["value_gib"])
+    for name in MESSAGE:
+        if cells.get(name):
+            _gib(where, name, cells[name])
     return Row(id=cells["id"], source=cells["source"], metric=metric, measured=measured, cells=cells)
 
 
-def _gib(where: str, text: str) -> float:
+def _gib(where: str, name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
         value = math.nan
     if not 0 < value < 1e6:  # NaN fails both
-        raise FileError(f"{where}: value_gib {shorten(text)} must be a number of GiB above 0 and below 1e6")
+        raise FileError(f"{where}: {name} {shorten(text)} must be a number of GiB above 0 and below 1e6")
     return value
 
 

@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from memcalc.bench.boundary import outcomes, states
 from memcalc.bench.rows import METERS, Row
 from memcalc.bench.score import Score, Summary, summarise
 from memcalc.bench.words import Said, say
 from memcalc.errors import InputError
-from memcalc.estimate import Estimate, estimate
-from memcalc.hardware import GPUS, Bounds
-from memcalc.reserved import replayed
+from memcalc.estimate import Estimate, estimate, verdict
+from memcalc.hardware import GPUS
+from memcalc.outside import outside
+from memcalc.reserved import reserved_range
 
 __all__ = ["by_meter", "by_source", "reasons", "result", "score"]
 
@@ -29,9 +31,11 @@ def score(row: Row) -> Score:
         found = estimate(said.plan)
     except InputError as error:
         return _skipped(row, said, [f"no estimate: {str(error).replace(';', ',')}"])
-    if said.lacks and found.peak.moment != "step":
+    if said.lacks and found.steady.moment != "step":
         return _skipped(row, said, [lack.reason for lack in said.lacks])
     size = _reading(row, said, found) / GIB
+    boundary = row.meter == "boundary"
+    allocated, tried = row.gib("allocated_gib"), row.gib("tried_gib")
     assumptions = [*said.assumptions, *(f"{lack.reason}: not counted, the peak is in the step" for lack in said.lacks)]
     return Score(
         id=row.id,
@@ -39,10 +43,24 @@ def score(row: Row) -> Score:
         measured_gib=row.measured,
         estimated_gib=round(size, 4),
         error_pct=None if row.measured is None else round(100 * (size / row.measured - 1), 2),
-        verdict=found.verdict if said.same_card else "unknown",
-        moment=found.peak.moment,
+        verdict=_verdict(said, found),
+        moment=found.steady.moment,
         assumptions=tuple(assumptions),
+        allocated_gib=round(found.peak.bytes / GIB, 4) if boundary else None,
+        needed_gib=round(allocated + tried, 4) if row.metric == "OOM" and allocated and tried else None,
+        state_bound=states(found.timeline) > said.usable.high if boundary and said.usable else None,
     )
+
+
+def _verdict(said: Said, found: Estimate) -> str:
+    """The estimate's verdict on the row's own card; where its memory is known between bounds, a sure one only."""
+    if said.usable is None:
+        return "unknown"
+    card = found.plan.gpu_row or next(iter(GPUS.values()))
+    least, most = (
+        verdict(found.plan, found.device, dataclasses.replace(card, usable_bytes=usable)) for usable in said.usable
+    )
+    return least if least == most else "tight"
 
 
 def _skipped(row: Row, said: Said, lacks: Sequence[str]) -> Score:
@@ -58,23 +76,14 @@ def _skipped(row: Row, said: Said, lacks: Sequence[str]) -> Score:
 def _reading(row: Row, said: Said, found: Estimate) -> float:
     """Bytes in the row's meter; a boundary is held against the device."""
     if row.meter == "allocated":
-        return found.peak.bytes
+        return found.steady.bytes
     card = found.plan.gpu_row
-    cards = [card] if card else list(GPUS.values())
-    context = said.context or _hull([card.context for card in cards])
-    nccl = _hull([card.nccl for card in cards]) if found.plan.ranks > 1 else Bounds(0, 0)
-    outside = (sum(context) + sum(nccl)) // 2
+    rest = outside(found.plan, card, said.context).point
     # A full card makes the allocator give cached segments back. What ran cannot have needed more than the card;
     # where the estimate does, it shall show, so the replay is run again without an end.
-    capacity = card.usable_bytes - outside if card and said.same_card else None
-    held = replayed(found.plan, found.timeline, said.allocator, capacity=capacity)
-    if held.refused:
-        held = replayed(found.plan, found.timeline, said.allocator)
-    return held.peak_reserved if row.meter == "reserved" else held.peak_reserved + outside
-
-
-def _hull(bounds: list[Bounds]) -> Bounds:
-    return Bounds(min(each.low for each in bounds), max(each.high for each in bounds))
+    capacity = said.usable.low - rest if said.usable else None
+    held = reserved_range(found.plan, found.timeline, capacity=capacity).point
+    return held if row.meter == "reserved" else held + rest
 
 
 def by_meter(rows: Iterable[Row], scores: Iterable[Score]) -> dict[str, Summary]:
@@ -114,14 +123,25 @@ def reasons(scores: Iterable[Score]) -> list[tuple[str, int, int]]:
 
 def result(rows: Sequence[Row], scores: Sequence[Score], shown: Sequence[Score]) -> dict[str, Any]:
     """All of it as plain JSON values; ``shown`` are the rows to list."""
+    found = outcomes(scores)
     return {
         "summary": summarise(scores).to_dict(),
         "meters": {meter: summary.to_dict() for meter, summary in by_meter(rows, scores).items()},
+        **({"boundary": found.to_dict()} if found else {}),
         "sources": [
             {"source": source, "meter": meter}
             | summary.to_dict()
             | {"under_estimates": summary.under_estimates, "skipped": summary.skipped}
             for (source, meter), summary in by_source(rows, scores).items()
         ],
-        "rows": [dataclasses.asdict(found) | {"assumptions": list(found.assumptions)} for found in shown],
+        "rows": [_plain(found) for found in shown],
     }
+
+
+def _plain(found: Score) -> dict[str, Any]:
+    """A score as JSON values; what only boundary rows have stands only there."""
+    values = dataclasses.asdict(found) | {"assumptions": list(found.assumptions)}
+    if METERS[found.metric] != "boundary":
+        for name in ("allocated_gib", "needed_gib", "state_bound"):
+            del values[name]
+    return values

@@ -24,6 +24,12 @@ class Score:
     """The moment of the allocated peak."""
     assumptions: tuple[str, ...] = ()
     skipped: str | None = None
+    allocated_gib: float | None = None
+    """The estimated allocated peak of a boundary row."""
+    needed_gib: float | None = None
+    """What the message says was allocated and tried, of a row that ran out of memory."""
+    state_bound: bool | None = None
+    """The model states alone exceed the card of a boundary row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,6 +7,7 @@ import re
 from math import isqrt
 from typing import Any
 
+from memcalc.bench.megatron import megatron_model
 from memcalc.bench.reading import Reading
 from memcalc.models import FAMILIES
 from memcalc.spec import Model
@@ -17,7 +18,8 @@ __all__ = ["model_of"]
 _FAMILY_OF = (
     (r"^MLP input:", "mlp"),
     (r"^nn\.Transformer demo", "size"),
-    (r"moe|mixtral|scout|maverick", ""),
+    (r"moe|mixtral|scout|maverick|megatron (bert|t5|hybrid)", ""),
+    (r"^megatron(-deepspeed)? gpt", "megatron"),
     (r"^(meta-)?(code)?llama([-_ ]?[23](\.\d)?)?[-_ ]|^llama-", "llama"),
     (r"^(tiny-?llama|mistral-7b|vicuna|longchat)", "llama"),
     (r"^gpt-?2\b|^mpt-", "gpt2"),
@@ -66,15 +68,20 @@ def model_of(reading: Reading) -> Model | None:
 
 
 def _tokens(reading: Reading, family: str) -> Model | None:
-    numbers: dict[str, Any] = {
-        name: reading.number(name) for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab")
-    }
+    names = ["layers", "hidden", "heads", "kv_heads", "ffn", "vocab"]
+    if family == "megatron" and reading.row["vocab"] == "250k":
+        names.remove("vocab")
+    numbers: dict[str, Any] = {name: reading.number(name) for name in names}
+    if "vocab" not in names:
+        numbers["vocab"] = 250880  # tr11-176B-ml.slurm: --pad-vocab-size-to
     tokens = reading.row.whole("seq_len") or 1
     if not all(numbers.values()):
         return None
     if numbers["layers"] > _MOST_LAYERS:
         reading.lack(f"layers {numbers['layers']} is no number of layers")
         return None
+    if family == "megatron":
+        return megatron_model(reading, numbers)
     built = Model(name=reading.row["model"], family=family, context=tokens, tied=family == "gpt2", **numbers)
     stated = reading.row.whole("n_params")
     if stated is None:

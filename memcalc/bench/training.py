@@ -21,6 +21,8 @@ _PRECISION = {
     ("fp32", "fp16 amp"): "amp-fp16",
     ("fp32", "fp16 autocast"): "amp-fp16",
     ("bf16", "bf16"): "bf16",
+    ("bf16+fp32 master", "bf16"): "bf16-master",
+    ("fp16+fp32 master", "fp16"): "fp16-master",
     ("fp16", "fp16"): "fp16",
 }
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
@@ -28,7 +30,7 @@ _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _DTYPE_LACKS = (
     (r"fp8|nvfp4|mxfp8", "8-bit and 4-bit matrix products"),
     (r"nf4|int4|4-bit|gptq|bnb", "quantised weights"),
-    (r"master|cpu", "16-bit weights with float32 master copies"),
+    (r"cpu", "weights on the CPU"),
 )
 # optimizer → (name, kind); a blank kind is the framework's default.
 _OPTIMIZERS = {
@@ -50,6 +52,11 @@ _ATTENTION = {
     "flash": "flash",
     "flash/triton": "flash",
     "eager": "eager",
+    "eager (fused softmax)": "eager",
+    "unfused": "eager",
+    "local unfused": "eager",
+    "fused": "flash",
+    "te default": "flash",
 }
 
 
@@ -73,6 +80,8 @@ def precision_of(reading: Reading, built: Model | None) -> str:
     if precision is None:
         reading.lack(f"weights in {weights} with compute in {compute}")
         return "fp32"
+    if PRECISIONS[precision].master:
+        return precision  # which gradients and states go with it is the strategy's to know
     kept = PRECISIONS[precision].weights
     for column in ("grad_dtype", "optimizer_state_dtype", "reduce_dtype"):
         text = reading.row[column]
@@ -110,9 +119,11 @@ def checkpointing_of(reading: Reading) -> int:
 
 def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
-    if built is None or built.family not in ("gpt2", "llama"):
+    if built is None or built.family not in ("gpt2", "llama", "megatron"):
         return "auto"
-    text = reading.said("attention")
+    text = reading.said("attention").lower()
+    if text == "te default":
+        reading.assume("Transformer Engine chooses a fused kernel, which keeps what flash attention keeps")
     if text not in _ATTENTION:
         reading.lack(f"attention {text}")
     return _ATTENTION.get(text, "auto")

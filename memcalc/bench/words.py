@@ -5,16 +5,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from memcalc.allocator_options import AllocatorOptions
-from memcalc.bench.cards import gpu_of
+from memcalc.bench.cards import card_of
 from memcalc.bench.layouts import strategy_of
+from memcalc.bench.lengths import settle_length
 from memcalc.bench.losses import loss_of
+from memcalc.bench.megatron import megatron_run
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
+from memcalc.models import FAMILIES
 from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
 from memcalc.spec import Model
 
@@ -37,9 +39,8 @@ class Said:
     plan: Plan | None
     assumptions: tuple[str, ...]
     lacks: tuple[Lack, ...]
-    allocator: AllocatorOptions
-    same_card: bool
-    """The plan's card has the memory of the row's, so that a verdict and a full card mean something."""
+    usable: Bounds | None
+    """Bytes torch can use of the row's card, so that a verdict and a full card mean something; None: not known."""
     context: Bounds | None = None
     """Bytes outside of torch that the source itself states."""
 
@@ -47,36 +48,36 @@ class Said:
 def say(row: Row) -> Said:
     """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
+    settle_length(reading)
     built = model_of(reading)
-    gpu, same_card = gpu_of(reading)
+    gpu, usable = card_of(reading)
     plan = _plan(reading, built, gpu)
     context = _context(reading) if row.meter == "device" else None
-    allocator = AllocatorOptions.parse("" if row.meter == "allocated" else reading.default("allocator"))
     lacks = tuple(reading.lacks)
     return Said(
         # What was reserved depends on all moments, not on the fullest alone.
         plan=plan if not lacks or (row.meter == "allocated" and all(lack.only_less for lack in lacks)) else None,
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
-        allocator=allocator,
-        same_card=same_card,
+        usable=usable,
         context=context,
     )
 
 
 def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None:
-    strategy, ranks = strategy_of(reading)
+    strategy, ranks, layout = strategy_of(reading)
     precision = precision_of(reading, built)
     optimizer, kind = optimizer_of(reading)
     checkpoint = checkpointing_of(reading)
     attention = attention_of(reading, built)
     batch = reading.number("micro_batch_per_gpu")
-    tokens = reading.number("seq_len") if built and built.family in ("gpt2", "llama") else 0
+    tokens = reading.number("seq_len") if built and FAMILIES[built.family].reads == "tokens" else 0
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
     torch = _torch(reading)
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
+    fields = megatron_run(reading, layout.tensor) if built.family == "megatron" else loss_of(reading, precision, tokens)
     try:
         return Plan(
             model=built,
@@ -92,7 +93,9 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             attention=attention,
             gpu=gpu,
             torch=torch,
-            **loss_of(reading, precision, tokens),
+            allocator=reading.default("allocator"),
+            layout=layout,
+            **fields,
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")

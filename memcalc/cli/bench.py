@@ -8,9 +8,10 @@ from pathlib import Path
 import click
 
 from memcalc.bench import run
+from memcalc.bench.boundary import REACHES, Outcomes, outcomes
 from memcalc.bench.rows import Row, read_rows, select
 from memcalc.bench.score import Score, Summary, worst
-from memcalc.cli.kinds import Name, Whole
+from memcalc.cli.kinds import File, Name, Whole
 from memcalc.tables import FORMATS, render
 
 __all__ = ["command"]
@@ -29,7 +30,7 @@ FACTS = Path(run.__file__).with_name("facts.csv")
 
 
 @click.command(epilog=EXAMPLES)
-@click.argument("file", required=False, type=click.Path(path_type=Path))
+@click.argument("file", required=False, type=File())
 @click.option("--tier", type=Name("tier", ("a", "b", "c")), metavar="A|B|C", help="Only rows whose notes say so.")
 @click.option("--use", metavar="WORD", help="Only rows with this word in the column 'use', such as score.")
 @click.option("--source", metavar="TEXT", help="Only rows with this text in their source.")
@@ -58,6 +59,9 @@ def _report(rows: list[Row], scores: list[Score], furthest: list[Score], format_
     table = [_summary(source, meter, each) for (source, meter), each in run.by_source(rows, scores).items()]
     table += [_summary("all", meter, each) for meter, each in run.by_meter(rows, scores).items()]
     click.echo(render(table, SUMMARY, format_))
+    if found := outcomes(scores):
+        click.echo()
+        click.echo(render(_outcomes(found), ("runs of which only the outcome is known", "rows", "right"), format_))
     if furthest:
         click.echo()
         click.echo(render([_row(found)[:-1] for found in furthest], ROWS[:-1], format_))
@@ -65,6 +69,15 @@ def _report(rows: list[Row], scores: list[Score], furthest: list[Score], format_
     if skipped:
         click.echo()
         click.echo(render(skipped, ("skipped for want of", "rows", "only for that"), format_))
+
+
+def _outcomes(found: Outcomes) -> list[tuple[object, ...]]:
+    return [
+        ("out of memory, the states alone exceed the card", found.state_bound, "-"),
+        ("out of memory otherwise: said does-not-fit or tight", found.open_ooms, found.open_refused),
+        ("fitted: said fits or tight", found.fitted, found.fitted_accepted),
+        (f"peak at least {REACHES} of allocated and tried", found.messages, found.messages_reached),
+    ]
 
 
 def _summary(source: str, meter: str, each: Summary) -> tuple[object, ...]:

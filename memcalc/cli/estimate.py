@@ -12,6 +12,7 @@ from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.errors import InputError
 from memcalc.plan import Plan
 from memcalc.tables import FORMATS
+from memcalc.units import format_both, format_count
 
 __all__ = ["command"]
 
@@ -24,6 +25,9 @@ Examples:
   memcalc estimate --params 1e9 --adam --batch-size 32 --input-shape 224x224x3 --layers 5 --activation-per-layer 64KB
   memcalc estimate gpt2-xl --gpu t4 --check --format json
 """
+
+# From here on an estimate takes seconds.
+SLOW = 2000
 
 
 @click.command("estimate", cls=Command, epilog=EXAMPLES)
@@ -46,6 +50,9 @@ def command(
     from memcalc.estimate import estimate
 
     plan = _plan(plan_file, words)
+    if plan.model.blocks >= SLOW:
+        blocks = format_count(plan.model.blocks)
+        click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
     found = estimate(plan)
     if check and plan.gpu is None:
         raise InputError("--check needs --gpu NAME: without one it is not known what the plan should fit on")
@@ -59,7 +66,9 @@ def command(
         click.echo(summary(found, format))
         if explain:
             click.echo("\n" + explanation(plan, format))
-    if check and found.verdict == "does-not-fit":
+    if check and plan.gpu_row is not None and found.verdict == "does-not-fit":
+        needed, there = format_both(found.device.low), format_both(plan.gpu_row.usable_bytes)
+        click.echo(f"memcalc: does not fit: it needs at least {needed}, {plan.gpu} has {there}", err=True)
         raise click.exceptions.Exit(1)
 
 

@@ -30,6 +30,7 @@ _SIZE_KNOWS = ("layers", "features", "layer_bytes")
 _PLAN = (
     "strategy", "ranks", "nodes", "precision", "optimizer", "optimizer_kind", "micro_batch", "accumulation", "tokens",
     "checkpoint_every", "reentrant", "attention", "dropout", "loss_dtype", "keep_logits", "bucket_mb", "bucket_views", "device", "gpu", "torch",
+    "allocator",
 )  # fmt: skip
 _SPELLED = {"features": "--input-shape", "layer_bytes": "--activation-per-layer", "kv_heads": "--kv-heads"}
 
@@ -124,6 +125,7 @@ _OPTIONS = (
     option(_W, "--device", type=Name("device", DEVICES), metavar="KIND", help=f"{_one_of(DEVICES)}  [default: cuda]"),
     _whole(_W, "--bucket-mb", help="DDP's bucket_cap_mb.  [default: 25]"),
     _flag(_W, "--bucket-views", help="DDP's gradient_as_bucket_view."),
+    option(_W, "--allocator", metavar="TEXT", help="PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True."),
     option(_W, "--torch", metavar="VERSION", help="Version of torch, such as 2.6: older ones kept other temporaries."),
 )  # fmt: skip
 
@@ -134,6 +136,7 @@ _GROUPS: Mapping[str, type[Group]] = {
 _HEADINGS = {
     "loss": "The loss", "update": "The update", "layout": "How ranks are arranged", "implementation": "How the model is written", "adapter": "Adapters",
     "fsdp": "FSDP", "deepspeed": "DeepSpeed", "offload": "Offload",
+    "startup": "Before the first step",
 }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from memcalc.estimate import Estimate, holding_gpus
 from memcalc.ledger import skeleton
 from memcalc.plan import Plan
 from memcalc.tables import heading, printable, render
-from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton, Timeline
+from memcalc.timeline import BEFORE, CATEGORIES, MOMENTS, Skeleton, Timeline
 from memcalc.units import format_both, format_bytes, format_count
 
 __all__ = ["explanation", "summary"]
@@ -75,6 +75,8 @@ def _rows(found: Estimate) -> Iterator[Row]:
     for moment, size in found.peak.by_moment.items():
         yield "by moment", moment, size, size
     yield "meters", _METERS["allocated"], found.peak.bytes, found.peak.bytes
+    if found.peak.moment in BEFORE:
+        yield "meters", "allocated, from the first step on", found.steady.bytes, found.steady.bytes
     yield "meters", _METERS["reserved"], found.reserved.low, found.reserved.high
     yield "meters", _METERS["device"], found.device.low, found.device.high
     yield "meters", _METERS["host"], found.host, found.host

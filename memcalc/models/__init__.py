@@ -7,6 +7,7 @@ from memcalc.models.bert import BERT
 from memcalc.models.family import Block, Family
 from memcalc.models.gpt2 import GPT2
 from memcalc.models.llama import LLAMA
+from memcalc.models.megatron import MEGATRON
 from memcalc.models.mlp import MLP
 from memcalc.models.moe import MOE
 from memcalc.models.named import MODELS
@@ -18,4 +19,4 @@ from memcalc.spec import HEAD, ROOT, Model, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
 
-FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, VIT, MOE, RESNET, T5, SIZE])
+FAMILIES: Catalog[Family] = Catalog("model family", [MLP, GPT2, LLAMA, BERT, VIT, MOE, RESNET, T5, MEGATRON, SIZE])

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memcalc.recorder import Storage
 from memcalc.spec import Model, Weight
 from memcalc.tape import Tape, Tensor
 
@@ -43,6 +44,12 @@ class Family:
     """What one sample is: ``tokens``, ``features`` or nothing that is known."""
     buffers: Callable[[Plan], list[tuple[str, tuple[int, ...], str]]] = lambda plan: []
     """Tensors that live between steps and are no parameters: name, shape, dtype."""
+    divides: str = ""
+    """How tensor parallel divides it, in words of ``memcalc.tensor_parallel``; blank where it cannot."""
+    standing: Callable[[Tape, Plan], list[Storage]] = lambda t, plan: []
+    """Buffers that live for the whole run and grow with the micro batch."""
+    beside: Callable[[Tape, Plan], list[Storage]] = lambda t, plan: []
+    """What else of a micro batch is on the device while its forward pass runs."""
     opaque: bool = False
     """Only its size is known: neither its tensors one by one nor its matrix products."""
     sequences: int = 1

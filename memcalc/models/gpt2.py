@@ -14,6 +14,9 @@ from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
+from memcalc.tensor_parallel import enter as enter_products
+from memcalc.tensor_parallel import leave as leave_products
+from memcalc.vocab_parallel import embedding
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -39,12 +42,12 @@ def weights(model: Model) -> list[Weight]:
     >>> sum(weight.numel for weight in weights(MODELS["gpt2"]))
     124439808
     """
-    h, f = model.hidden, model.ffn
+    h, f, width = model.hidden, model.ffn, model.heads * model.head_width
     found = [Weight("wte.weight", (model.vocab, h)), Weight("wpe.weight", (model.context, h))]
     for layer in range(model.layers):
         block = f"h.{layer}"
         for name, shape in (
-            ("ln_1", (h,)), ("attn.c_attn", (3 * h, h)), ("attn.c_proj", (h, h)),
+            ("ln_1", (h,)), ("attn.c_attn", (3 * width, h)), ("attn.c_proj", (h, width)),
             ("ln_2", (h,)), ("mlp.c_fc", (f, h)), ("mlp.c_proj", (h, f)),
         ):  # fmt: skip
             found.append(Weight(f"{block}.{name}.weight", shape, block))
@@ -58,7 +61,8 @@ def rows(model: Model, tokens: int, weight: Weight) -> float:
 
 
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
-    x = ops.add(t, ops.embedding(t, ids, "wte"), learned(t, "wpe", plan.tokens), "embeddings")
+    words = leave_products(t, embedding(t, ids, "wte"), "wte")
+    x = ops.add(t, words, learned(t, "wpe", words.shape[0]), "embeddings")
     return ops.dropout(t, x, "embedding dropout", plan.dropout)
 
 
@@ -67,7 +71,8 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    return head(t, plan, norms.layer_norm(t, x, "ln_f"), "lm_head", weight="wte.weight")
+    x = enter_products(t, norms.layer_norm(t, x, "ln_f"), "lm_head")
+    return head(t, plan, x, "lm_head", weight="wte.weight")
 
 
 def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
@@ -76,20 +81,24 @@ def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
 
 
 def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    x = enter_products(t, x, name)
     q, k, v = ops.split(t, ops.linear(t, x, f"{name}.c_attn"), 3, f"{name}.c_attn split")
     x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout)
-    return ops.dropout(t, ops.linear(t, x, f"{name}.c_proj"), f"{name}.dropout", plan.dropout)
+    x = leave_products(t, ops.linear(t, x, f"{name}.c_proj"), name)
+    return ops.dropout(t, x, f"{name}.dropout", plan.dropout)
 
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    x = ops.pointwise(t, ops.linear(t, x, f"{name}.c_fc"), f"{name}.gelu")
-    return ops.dropout(t, ops.linear(t, x, f"{name}.c_proj"), f"{name}.dropout", plan.dropout)
+    x = ops.pointwise(t, ops.linear(t, enter_products(t, x, name), f"{name}.c_fc"), f"{name}.gelu")
+    x = leave_products(t, ops.linear(t, x, f"{name}.c_proj"), name)
+    return ops.dropout(t, x, f"{name}.dropout", plan.dropout)
 
 
 GPT2 = Family(
     name="gpt2",
     summary="GPT-2: learned positions, LayerNorm, one QKV matrix, GELU, head tied to the embedding",
     reads="tokens",
+    divides="dtensor",
     check=check,
     buffers=causal_mask,
     weights=weights,

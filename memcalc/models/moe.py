@@ -66,7 +66,7 @@ def rows(model: Model, tokens: int, weight: Weight) -> float:
 
 
 def blocks(t: Tape, plan: Plan) -> list[Block]:
-    tables = rotary_tables(t, plan.tokens, plan.model.hidden // plan.model.heads)
+    tables = rotary_tables(t, plan.tokens, plan.model.head_width)
     names = [f"layers.{layer}" for layer in range(plan.model.layers)]
     return [(name, partial(block, t, plan, tables, name)) for name in names]
 

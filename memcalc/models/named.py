@@ -82,6 +82,23 @@ def _t5(
     )  # fmt: skip
 
 
+def _megatron(
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    vocab: int = 50257,
+    context: int = 2048,
+    positions: str = "learned",
+    embedding_norm: bool = False,
+) -> Model:
+    return Model(
+        name=name, family="megatron", layers=layers, hidden=hidden, heads=heads, kv_heads=heads, ffn=4 * hidden,
+        vocab=vocab, context=context, biases=("qkv", "out", "mlp"), tied=True, positions=positions,
+        embedding_norm=embedding_norm,
+    )  # fmt: skip
+
+
 def _mlp(name: str, layers: int, width: int, classes: int) -> Model:
     return Model(name=name, family="mlp", layers=layers, hidden=width, features=width, classes=classes)
 
@@ -131,6 +148,13 @@ MODELS: Catalog[Model] = Catalog(
         _t5("flan-t5-large", 24, 1024, 16, 2816, gated=True),
         _t5("flan-t5-xl", 24, 2048, 32, 5120, gated=True),
         _t5("flan-t5-xxl", 24, 4096, 64, 10240, gated=True),
+        # Korthikanti et al. 2022, table 3; bigscience-workshop/bigscience experiments/tr3m-1B3.md; BigScience 2022 (BLOOM).
+        _megatron("megatron-1.3b", 24, 2048, 16),
+        _megatron("megatron-22b", 48, 6144, 64),
+        _megatron("megatron-175b", 96, 12288, 96),
+        _megatron("megatron-530b", 105, 20480, 128),
+        _megatron("megatron-1t", 128, 25600, 160),
+        _megatron("bloom-176b", 70, 14336, 112, vocab=250880, positions="alibi", embedding_norm=True),
         # He et al. 2016, table 1.
         _resnet("resnet-18", (2, 2, 2, 2), bottleneck=False),
         _resnet("resnet-34", (3, 4, 6, 3), bottleneck=False),

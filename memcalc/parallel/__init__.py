@@ -9,15 +9,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from memcalc.parallel.before import build_whole, resume
 from memcalc.parallel.ddp import Ddp
 from memcalc.parallel.flat_units import FlatUnits
 from memcalc.parallel.fully_shard import FullyShard
+from memcalc.parallel.megatron import Megatron
 from memcalc.parallel.replicated import ROOT_UNIT, Replicated
 from memcalc.plan import Plan
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["ROOT_UNIT", "Ddp", "FlatUnits", "FullyShard", "Replicated", "make", "shard_units"]
+__all__ = [
+    "ROOT_UNIT",
+    "Ddp",
+    "FlatUnits",
+    "FullyShard",
+    "Megatron",
+    "Replicated",
+    "build_whole",
+    "make",
+    "resume",
+    "shard_units",
+]
 
 
 def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
@@ -25,6 +38,8 @@ def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
     row = plan.strategy_row
     if plan.gathers_unknown_layers:  # then only what each rank keeps is counted, and the units are shards already
         return Replicated(tape, plan, units)
+    if row.main_grads:
+        return Megatron(tape, plan, units)
     if row.gathers:
         return FullyShard(tape, plan, units)
     if row.buckets:

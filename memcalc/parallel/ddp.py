@@ -29,7 +29,7 @@ class Ddp(Replicated):
     def updated(self) -> list[Weight]:
         if not self.plan.strategy_row.shards_optimizer:
             return self.weights
-        parts = greedy_partition(self.weights, self.plan.ranks)
+        parts = greedy_partition(self.weights, self.plan.shards)
         return parts[fullest(parts)]
 
     def keep_gradients(self) -> None:

@@ -37,7 +37,7 @@ class FullyShard(Replicated):
         self.order = [ROOT_UNIT, *(unit for unit in units if unit != ROOT_UNIT)]
 
     def local_shape(self, weight: Weight) -> tuple[int, ...]:
-        return rows_per_rank(weight.shape, self.plan.ranks)
+        return rows_per_rank(weight.shape, self.plan.shards)
 
     def keep_gradients(self) -> None:
         for unit in self.units:
@@ -45,14 +45,14 @@ class FullyShard(Replicated):
 
     def padded(self, weight: Weight) -> int:
         """Padded elements of a weight over all ranks."""
-        return prod(self.local_shape(weight)) * self.plan.ranks
+        return prod(self.local_shape(weight)) * self.plan.shards
 
     def numel(self, unit: str) -> int:
         """Padded elements of a unit over all ranks."""
         return sum(self.padded(weight) for weight in self.units[unit])
 
     def _gather(self, unit: str) -> None:
-        if unit in self.full or unit in self.gathered or self.plan.ranks == 1 or not self.units[unit]:
+        if unit in self.full or unit in self.gathered or self.plan.shards == 1 or not self.units[unit]:
             return
         casts: list[Storage] = []
         if self.low != self.dtype:
@@ -113,7 +113,7 @@ class FullyShard(Replicated):
         self.reduce_input = None
         self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.dtype)
         # A loop variable of foreach_reduce still holds the last gradient when the list of them is cleared.
-        last = self.unsharded[unit].get(self.units[unit][-1].name) if self.plan.ranks > 1 else None
+        last = self.unsharded[unit].get(self.units[unit][-1].name) if self.plan.shards > 1 else None
         self.unsharded[unit].clear()
         reduced = self._reduced(unit)
         self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.dtype)
@@ -124,12 +124,12 @@ class FullyShard(Replicated):
 
     def _gloo_copy(self, name: str, numel: int, dtype: str) -> None:
         """gloo, the backend on CPUs, works on a copy of what it gathers and of what it reduces and scatters."""
-        if self.plan.device == "cpu" and self.plan.ranks > 1:
+        if self.plan.device == "cpu" and self.plan.shards > 1:
             copy = self._flat(f"{name} copy in gloo", numel, dtype)
             del copy
 
     def _reduced(self, unit: str) -> Storage:
-        return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.ranks)
+        return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.shards)
 
     def end_backward(self) -> None:
         if self.units.get(ROOT_UNIT):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from memcalc.optimizers.row import fullest
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
@@ -24,6 +26,8 @@ class Replicated:
         self.weights = [weight for unit in units.values() for weight in unit]
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
+        self.whole: dict[str, Storage] = {}
+        """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
 
@@ -31,8 +35,8 @@ class Replicated:
 
     def states(self) -> None:
         """Parameters, optimizer states and whatever else lives between steps."""
-        for weight in self.weights:
-            self.hold(weight.name, self.local_shape(weight), "parameters")
+        self.parameters()
+        self.tape.moment = "start"
         self.optimizer_states()
         if self.plan.update.ema != "none":  # torch/optim/swa_utils.py, AveragedModel: a deep copy
             dtype = self.dtype if self.plan.update.ema == "weights" else "float32"
@@ -45,16 +49,24 @@ class Replicated:
         if not self.plan.set_to_none:
             self.keep_gradients()
 
+    def parameters(self) -> None:
+        for weight in self.weights:
+            self.hold(weight.name, self.local_shape(weight), "parameters")
+            self.whole.pop(weight.name, None)
+
     def optimizer_states(self) -> None:
-        row = self.plan.optimizer_row
         for weight in self.updated():
-            local = Weight(weight.name, self.local_shape(weight), weight.group)
-            for size in row.state_bytes(local, self.dtype):
-                self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
-            # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
-            if not self.plan.family.opaque and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused"):
-                for _ in range(row.part(weight).counters):
-                    self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
+            self.hold_states(Weight(weight.name, self.local_shape(weight), weight.group), self.dtype)
+
+    def hold_states(self, weight: Weight, dtype: str) -> None:
+        """What the optimizer keeps for a tensor of ``dtype`` that this rank updates."""
+        row = self.plan.optimizer_row
+        for size in row.state_bytes(weight, dtype):
+            self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
+        # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
+        if not self.plan.family.opaque and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused"):
+            for _ in range(row.part(weight).counters):
+                self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
 
     def hold(self, name: str, shape: tuple[int, ...], category: str, dtype: str | None = None) -> None:
         storage = self.tape.allocate(name, shape, dtype or self.dtype, category, batched=False)
@@ -111,25 +123,41 @@ class Replicated:
         if not plan.update.in_backward:
             return
         for shape in shapes:
-            self.temporaries([shape])
+            self.temporaries([shape], self.dtype)
         self.grads.pop(name, None)
-
-    def temporaries(self, shapes: list[tuple[int, ...]]) -> None:
-        """What a step over tensors of these shapes allocates and frees."""
-        plan = self.plan
-        row, itemsize = plan.optimizer_row, DTYPE_BYTES[plan.precision_row.weights]
-        held = row.temporaries(shapes, itemsize, plan.optimizer_kind, plan.torch_version, plan.update.l2)
-        if row.rest is not None:  # two optimizers, one after the other
-            local = [(row.part(weight), self.local_shape(weight)) for weight in self.updated()]
-            each = [
-                part.temporaries([s for p, s in local if p is part], itemsize, part.kinds[0], plan.torch_version)
-                for part in (row, row.rest)
-            ]
-            held = fullest(each)
-        _ = [self.tape.allocate(name, (size,), "uint8", "temporary", batched=False) for name, size in held]
 
     def end_backward(self) -> None:
         """When backward is done."""
+
+    def step(self) -> None:
+        """The optimizer's update."""
+        if self.plan.update.in_backward or (self.plan.family.opaque and self.plan.optimizer_kind == "for-loop"):
+            return  # taken already; or as large as the largest tensor, which is not known
+        self.temporaries(self.step_shapes(), self.dtype)
+
+    def temporaries(self, shapes: list[tuple[int, ...]], dtype: str) -> None:
+        """What the update of tensors of ``dtype`` allocates, alive together at its fullest point."""
+        plan, row, itemsize = self.plan, self.plan.optimizer_row, DTYPE_BYTES[dtype]
+        held = row.temporaries(shapes, itemsize, plan.optimizer_kind, plan.torch_version, plan.update.l2)
+        if row.rest is not None:  # two optimizers, one after the other
+            local = [(row.part(weight), self.local_shape(weight)) for weight in self.updated()]
+            held = fullest([
+                part.temporaries([s for p, s in local if p is part], itemsize, part.kinds[0], plan.torch_version)
+                for part in (row, row.rest)
+            ])  # fmt: skip
+        _ = [self.tape.allocate(name, (size,), "uint8", "temporary", batched=False) for name, size in held]
+
+    def clip(self) -> None:
+        """``clip_grad_norm_`` in its foreach form: a norm for each tensor, and their norm; gradients are scaled in place.
+
+        On CUDA the kernel has partial sums for each stretch of 65536 elements of each tensor, as many for each as the
+        largest has (aten/src/ATen/native/cuda/ForeachReduceOp.cu, kChunkSize).
+        """
+        shapes = self.step_shapes()
+        stretches = max(-(-prod(shape) // 65536) for shape in shapes) if self.plan.device == "cuda" else 0
+        held = [self.tape.allocate("partial norms", (len(shapes) * stretches,), "float32", "temporary", batched=False)]
+        held += [self.tape.allocate("norm", (), "float32", "temporary", batched=False) for _ in shapes]
+        held.append(self.tape.allocate("norms together", (len(shapes),), "float32", "temporary", batched=False))
 
     def zero_grad(self) -> None:
         """After the step."""

@@ -1,0 +1,216 @@
+"""Megatron's GPT on the tape (Shoeybi et al. 2019, Korthikanti et al. 2022): fused kernels, one QKV matrix, dropout.
+
+Sources: NVIDIA/Megatron-LM megatron/core/models/gpt/gpt_model.py and megatron/core/transformer; of before 2023,
+bigscience-workshop/Megatron-DeepSpeed megatron/model. Options are fields of the Model: RMSNorm, rotary positions, SwiGLU,
+a LayerNorm of the embedding (BLOOM), no biases, a head of its own.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from memcalc import norms, ops
+from memcalc.attention import attention as fused_attention
+from memcalc.errors import PlanError, UnknownNameError
+from memcalc.megatron import bias_dropout_add, bias_gelu, bias_swiglu, core_attention, own_tokens, reordered
+from memcalc.models.checks import heads_divide, positive, reads_tokens
+from memcalc.models.family import Block, Family, every_token
+from memcalc.positions import rotary, rotary_tables
+from memcalc.recorder import Storage
+from memcalc.spec import HEAD, Model, Weight
+from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tensor_parallel import column
+from memcalc.tensor_parallel import leave as leave_products
+from memcalc.vocab_parallel import embedding
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["MEGATRON"]
+
+_WORDS = {"norm": ("", "layer", "rms"), "positions": ("", "learned", "rotary", "alibi")}
+_BIASES = ("qkv", "out", "mlp")
+
+
+def check(model: Model, plan: Plan) -> None:
+    positive(model, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context")
+    heads_divide(model)
+    for field, known in _WORDS.items():
+        if getattr(model, field) not in known:
+            raise UnknownNameError(f"model {model.name}: {field}", getattr(model, field), known[1:])
+    for part in model.biases:
+        if part not in _BIASES:
+            raise UnknownNameError(f"model {model.name}: bias", part, _BIASES)
+    reads_tokens(model, plan)
+    if plan.precision_row.autocast:
+        raise PlanError(f"{plan.precision}: Megatron's weights have the dtype it computes in; take bf16-master or fp32")
+    if plan.attention in ("math", "efficient"):
+        raise PlanError(
+            f"attention {plan.attention}: Megatron has flash and its own unfused kernels; take flash or eager"
+        )
+    if plan.attention == "flash" and model.positions == "alibi":
+        raise PlanError(f"attention flash: {model.name} adds a bias by distance to its scores; take --attention eager")
+
+
+def weights(model: Model) -> list[Weight]:
+    """Twelve tensors a block with biases and LayerNorm, and the token table, which is the head where it is tied.
+
+    >>> from memcalc.models import MODELS
+    >>> sum(weight.numel for weight in weights(MODELS["megatron-1.3b"]))
+    1315723264
+    """
+    h, head = model.hidden, model.head_width
+    width, kv = model.heads * head, model.kv_heads * head
+    found = [Weight("word_embeddings.weight", (model.vocab, h))]
+    if model.positions in ("", "learned"):
+        found.append(Weight("position_embeddings.weight", (model.context, h)))
+    if model.embedding_norm:
+        found += [Weight("word_embeddings.norm.weight", (h,)), Weight("word_embeddings.norm.bias", (h,))]
+    for layer in range(model.layers):
+        block = f"layers.{layer}"
+        found += _norm(model, f"{block}.input_layernorm", block)
+        for name, shape, part in (
+            ("self_attention.query_key_value", (width + 2 * kv, h), "qkv"),
+            ("self_attention.dense", (h, width), "out"),
+            ("mlp.dense_h_to_4h", (model.ffn * (1 + model.gated), h), "mlp"),
+            ("mlp.dense_4h_to_h", (h, model.ffn), "mlp"),
+        ):
+            if name == "mlp.dense_h_to_4h":
+                found += _norm(model, f"{block}.post_attention_layernorm", block)
+            found.append(Weight(f"{block}.{name}.weight", shape, block))
+            if part in model.biases:
+                found.append(Weight(f"{block}.{name}.bias", shape[:1], block))
+    found += _norm(model, "final_layernorm", HEAD)
+    return found if model.tied else [*found, Weight("output_layer.weight", (model.vocab, h), HEAD)]
+
+
+def _norm(model: Model, name: str, group: str) -> list[Weight]:
+    found = [Weight(f"{name}.weight", (model.hidden,), group)]
+    return found if model.norm == "rms" else [*found, Weight(f"{name}.bias", (model.hidden,), group)]
+
+
+def rows(model: Model, tokens: int, weight: Weight) -> float:
+    """Positions are looked up; the token table is, too, but where it is tied it is the head as well."""
+    looked_up = weight.name.startswith("position") or (weight.name.startswith("word") and not model.tied)
+    return 0 if looked_up else every_token(model, tokens, weight)
+
+
+# transformer_engine/pytorch/cpp_extensions/gemm.py, get_cublas_workspace_size_bytes: from compute capability 9 on, before.
+ENGINE_WORKSPACE, ENGINE_WORKSPACE_BEFORE = 33_554_432, 4_194_304
+
+
+def buffers(plan: Plan) -> list[tuple[str, tuple[int, ...], str]]:
+    """Transformer Engine takes a workspace for its products, once."""
+    gpu = plan.gpu_row
+    if plan.implementation.megatron != "transformer-engine" or gpu is None or gpu.capability is None:
+        return []
+    size = ENGINE_WORKSPACE if gpu.capability >= (9, 0) else ENGINE_WORKSPACE_BEFORE
+    return [("Transformer Engine's workspace", (size,), "uint8")]
+
+
+def standing(t: Tape, plan: Plan) -> list[Storage]:
+    """The core's own attention makes its scores in one tensor that is never freed."""
+    if plan.implementation.megatron != "core" or plan.kernel == "flash":
+        return []
+    shape = (plan.model.heads, plan.tokens, plan.tokens)
+    return [t.allocate("scores made before", shape, t.weight_dtype, "buffers")]
+
+
+def beside(t: Tape, plan: Plan) -> list[Storage]:
+    """The mask of every sample, which the core's data loader makes (--create-attention-mask-in-dataloader)."""
+    if plan.implementation.megatron == "auto":
+        return []
+    return [t.allocate("attention mask", (plan.tokens, plan.tokens), "bool", "inputs")]
+
+
+def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
+    model = plan.model
+    x = embedding(t, ids, "word_embeddings")
+    if model.positions in ("rotary", "alibi") and not model.embedding_norm:
+        x = leave_products(t, reordered(t, x, "embeddings, tokens first"), "word_embeddings")
+        return ops.dropout(t, x, "embedding dropout", plan.dropout)
+    if model.embedding_norm:
+        x = norms.layer_norm(t, x, "word_embeddings.norm")
+    if model.positions in ("", "learned"):
+        places = Tensor(t.allocate("position ids", ids.shape, "int64", "inputs"), ids.shape, "int64", None)
+        x = ops.add(t, x, ops.embedding(t, places, "position_embeddings"), "embeddings")
+    x = own_tokens(t, reordered(t, x, "embeddings, tokens first"), "embeddings")
+    return ops.dropout(t, x, "embedding dropout", plan.dropout)
+
+
+def blocks(t: Tape, plan: Plan) -> list[Block]:
+    rotated = plan.model.positions == "rotary"
+    tables = rotary_tables(t, plan.tokens, plan.model.head_width) if rotated else []
+    names = [f"layers.{layer}" for layer in range(plan.model.layers)]
+    return [(name, partial(block, t, plan, tables, name)) for name in names]
+
+
+def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
+    x = norm(t, plan, x, "final_layernorm")
+    return column(t, x, "output_layer", "word_embeddings.weight" if plan.model.tied else None)
+
+
+def norm(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    return norms.rms_norm(t, x, name) if plan.model.norm == "rms" else norms.layer_norm(t, x, name)
+
+
+def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
+    normed = norm(t, plan, x, f"{name}.input_layernorm")
+    attended = attention(t, plan, tables, normed, f"{name}.self_attention")
+    after = t.weights.get(f"{name}.self_attention.dense.bias")
+    x = bias_dropout_add(t, attended, x, f"{name}.residual_1", after, plan.dropout)
+    normed = norm(t, plan, x, f"{name}.post_attention_layernorm")
+    y = mlp(t, plan, normed, f"{name}.mlp")
+    after = t.weights.get(f"{name}.mlp.dense_4h_to_h.bias")
+    return bias_dropout_add(t, y, x, f"{name}.residual_2", after, plan.dropout)
+
+
+def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
+    model = plan.model
+    q, k, v = _split(t, column(t, x, f"{name}.query_key_value"), plan, name)
+    if tables:
+        q, k = (rotary(t, part, f"{name}.{letter}_rotary", tables) for part, letter in ((q, "q"), (k, "k")))
+    if plan.kernel == "flash":
+        x = fused_attention(t, q, k, v, name, kind="flash", heads=model.heads, dropout=plan.dropout)
+    else:
+        anew = plan.implementation.megatron != "core"
+        x = core_attention(t, q, k, v, name, heads=model.heads, head=model.head_width, dropout=plan.dropout, anew=anew)
+    del q, k, v
+    return leave_products(t, ops.linear(t, x, f"{name}.dense", bias=False), f"{name}.dense")
+
+
+def _split(t: Tape, x: Tensor, plan: Plan, name: str) -> list[Tensor]:
+    """Views of queries, keys and values; the gradients are put together."""
+    model, shape, dtype = plan.model, x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} query, key and value gradient", shape, dtype, "temporary")]
+
+    widths = [heads * model.head_width for heads in (model.heads, model.kv_heads, model.kv_heads)]
+    node = t.node([ops.edge(x)], backward, outputs=3)
+    return [Tensor(x.storage, (shape[0], width), dtype, node, slot) for slot, width in enumerate(widths)]
+
+
+def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    x = column(t, x, f"{name}.dense_h_to_4h", bias=False)
+    activation = bias_swiglu if plan.model.gated else bias_gelu
+    x = activation(t, x, f"{name}.activation", t.weights.get(f"{name}.dense_h_to_4h.bias"))
+    return leave_products(t, ops.linear(t, x, f"{name}.dense_4h_to_h", bias=False), f"{name}.dense_4h_to_h")
+
+
+MEGATRON = Family(
+    name="megatron",
+    summary="Megatron's GPT: fused bias, GELU, dropout and softmax; by options RMSNorm, rotary positions, SwiGLU, BLOOM's norm",
+    reads="tokens",
+    divides="megatron",
+    check=check,
+    buffers=buffers,
+    standing=standing,
+    beside=beside,
+    weights=weights,
+    rows=rows,
+    enter=enter,
+    blocks=blocks,
+    leave=leave,
+)

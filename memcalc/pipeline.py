@@ -1,0 +1,108 @@
+"""What one stage of a pipeline allocates to talk to its neighbours."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from memcalc.engines import ENGINES
+from memcalc.plan import Plan
+from memcalc.recorder import Storage
+from memcalc.stages import Stage
+from memcalc.tape import Node, Tape, Tensor
+
+__all__ = ["Links"]
+
+
+class Links:
+    """The tensors that come from and go to the stages before and after; ``crossing`` is their shape and dtype."""
+
+    def __init__(self, plan: Plan, stage: Stage, crossing: tuple[tuple[int, ...], str]) -> None:
+        self.plan, self.stage = plan, stage
+        self.engine = ENGINES[plan.strategy_row.engine]
+        self.shape, self.dtype = crossing
+        tensor = plan.layout.tensor if self.engine.partitions else 1
+        self.divided = tensor > 1
+        self.part = (-(-self.shape[0] // tensor), *self.shape[1:])
+        self.inbox: Storage | None = None
+        self.gradients: Storage | None = None
+        self.logits: deque[Storage] = deque(maxlen=max(self.engine.keeps_logits, 1))
+        self.lingering: dict[str, Storage] = {}
+
+    def open(self, tape: Tape) -> None:
+        """Buffers that stay from step to step."""
+        self.tape = tape
+        if self.engine.buffers == "each":
+            return
+        many = self.plan.accumulation if self.engine.buffers == "all" else 0
+        received = sum(not chunk.first for chunk in self.stage.chunks)
+        sent = sum(not chunk.last for chunk in self.stage.chunks)
+        since = tape.made
+        self.inbox = self._make("received activations", self.part) if received else None
+        tape.repeat(since, many * received or 1)
+        since = tape.made
+        self.gradients = self._make("received gradient", self.part) if sent else None
+        tape.repeat(since, many * sent or 1)
+
+    def close(self) -> None:
+        """At the end of all passes."""
+        self.lingering.clear()
+
+    def receive(self, entry: Node, kept: list[Storage]) -> Tensor:
+        """The activations of the stage before; their gradient goes to ``entry``."""
+        x = self.inbox
+        if self.divided:
+            flat = self._make("gathered activations", self.shape)
+            x = self._make("input of the stage", self.shape)
+            del flat
+        elif self.engine.copies_input:
+            kept.append(self._make("received activations, copied", self.shape))
+            x = self._make("input of the stage", self.shape)
+        elif x is None:
+            x = self._make("input of the stage", self.shape)
+        if not self.engine.copies_input or self.divided:
+            kept.append(x)
+        self._forget()
+        return Tensor(x, self.shape, self.dtype, entry)
+
+    def send(self, output: Tensor, kept: list[Storage]) -> Tensor:
+        """A stage's output after its forward pass: what is left of it."""
+        if self.divided:
+            kept.append(self._make("output of the stage, divided", self.part))
+        elif self.engine.keeps_output:
+            kept.append(output.storage)
+        stub = self.tape.allocate("output that was sent", (1,), self.dtype, "activations", batched=False)
+        return Tensor(stub, output.shape, output.dtype, output.node, output.slot)
+
+    def keep_logits(self, output: Tensor) -> None:
+        """The last stage's outputs, which some engines hold on to."""
+        if self.engine.keeps_logits:
+            self.logits.append(output.storage)
+
+    def receive_gradient(self, kept: list[Storage]) -> list[Storage]:
+        """The gradient of a stage's output, from the stage after."""
+        if self.divided:
+            # The output is put together again as well, each out of a flat copy.
+            for name in ("output of the stage", "gradient of the output"):
+                flat = self._make(f"{name}, gathered", self.shape)
+                kept.append(self._make(name, self.shape))
+                del flat
+            return [kept[-1]]
+        grad = self.gradients or self._make("gradient of the output", self.shape)
+        kept.append(grad)
+        if self.engine.lingers:
+            self.lingering["output"] = grad
+        return [grad]
+
+    def send_gradient(self, entry: Node) -> None:
+        """The gradient of a stage's input; it is held until it has been sent."""
+        grad = entry.grads[0]
+        if grad is not None:
+            self.lingering["input"] = grad
+
+    def _forget(self) -> None:
+        """What was sent is gone once the next tensor has been received."""
+        if not self.engine.lingers:
+            self.lingering.clear()
+
+    def _make(self, name: str, shape: tuple[int, ...]) -> Storage:
+        return self.tape.allocate(name, shape, self.dtype, "communication")

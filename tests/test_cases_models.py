@@ -1,0 +1,42 @@
+"""Public reports about parameter counts: docs/validation/cases.md lists them by number."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from memcalc.models import MODELS
+from tests.figures import parameters, trained
+
+
+def test_c30_factors_that_are_no_whole_number_and_three_matrices() -> None:
+    """EleutherAI/cookbook issue 36: two MLP matrices were assumed, and a whole factor; Llama-2-70B's is 3.5."""
+    model = MODELS["llama-2-70b"]
+    assert model.ffn / model.hidden == 3.5
+    assert parameters(trained(model, tokens=8)) == 68_976_648_192
+
+
+def test_every_case_of_the_page_has_a_test_and_no_other() -> None:
+    here = Path(__file__).parent
+    page = (here.parent / "docs" / "validation" / "cases.md").read_text(encoding="utf-8")
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in here.glob("test_cases_*.py"))
+    listed = re.findall(r"^\| C(\d\d) \|", page, re.MULTILINE)
+    assert listed == sorted(set(re.findall(r"^def test_c(\d\d)_", tests, re.MULTILINE)))
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("t5-base", 222_903_552), ("gpt2", 124_439_808), ("llama-2-7b", 6_738_415_616)]
+)
+def test_c31_shared_tensors_are_counted_once(name: str, count: int) -> None:
+    """TylerYep/torchinfo issues 377 and 322, huggingface/accelerate issue 3308."""
+    assert parameters(trained(name, tokens=8)) == count
+
+
+def test_c31_a_tied_head_saves_the_embedding() -> None:
+    """TylerYep/torchinfo pull request 397, a decoder of vocabulary 50,000 and width 384: 19,200,000 parameters."""
+    model = dataclasses.replace(MODELS["t5-small"], vocab=50_000, hidden=384, heads=16, kv_heads=16, ffn=1536)
+    tied, untied = (parameters(trained(dataclasses.replace(model, tied=tied), tokens=8)) for tied in (True, False))
+    assert untied - tied == 50_000 * 384 == 19_200_000
