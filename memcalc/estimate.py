@@ -12,8 +12,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.compute import Compute
 from memcalc.hardware import GPUS, Gpu
-from memcalc.ledger import fullest, skeleton
+from memcalc.ledger import fullest, peaks, skeleton
 from memcalc.outside import communicators, device_range, outside
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
@@ -142,6 +143,17 @@ def _activations_known(plan: Plan) -> bool:
     return not plan.family.opaque or bool(model.layer_bytes or (model.features and model.layers))
 
 
+def compiled(plan: Plan) -> str:
+    """What torch.compile may do to the estimate, in a sentence: the ends of its range (memcalc/compute.py)."""
+    least = dataclasses.replace(plan, compute=Compute(float8=plan.compute.float8), checkpoint_every=1)
+    most = dataclasses.replace(plan, compute=Compute(float8=plan.compute.float8))
+    low, high = (peaks(each, [plan.micro_batch])[0] for each in (least, most))
+    return (
+        f"torch.compile is counted as eager with fused norms, which keeps most; allocated is at least "
+        f"{format_both(min(low, high))}, as if every block were computed again"
+    )
+
+
 def assumptions(plan: Plan, reserved: Range, stage: int = 0) -> list[str]:
     """What the estimate takes for granted, in sentences."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
@@ -167,6 +179,8 @@ def assumptions(plan: Plan, reserved: Range, stage: int = 0) -> list[str]:
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
     if not plan.family.opaque:
         said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
+    if plan.compute.compile and not plan.family.opaque:
+        said.append(compiled(plan))
     if plan.gpu is None and not plan.family.opaque:
         said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
     said.append(

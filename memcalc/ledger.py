@@ -116,7 +116,7 @@ class _Step:
         precision, plan = self.plan.precision_row, self.plan
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
-        return Tape(
+        tape = Tape(
             weights,
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
@@ -125,6 +125,8 @@ class _Step:
             layout=plan.layout,
             reduces_in_place=plan.family.divides == "megatron",
         )
+        tape.float8 = plan.compute.float8
+        return tape
 
     def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of what one stage hands to the next: all blocks take what the first one takes."""

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from memcalc.recorder import Storage
+from memcalc.spec import Weight
 from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
-    "add", "boundary", "cast", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
+    "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
     "pointwise", "relu", "scale", "split",
 ]  # fmt: skip
 
@@ -54,6 +56,9 @@ def linear(
     low = t.weight_dtype if not t.autocast else t.compute_dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        _ = casts_to_float8(
+            t, w, [(out, True)] * (1 if t.float8 == "tensorwise" else 2) + [(w.shape, False), (shape, True)]
+        )
         parts = [(f"{name} input gradient", shape, dtype, "temporary", True) if wants_input else None]
         parts.append((f"{w.name} gradient", w.shape, low, "gradients", False))
         if added is None:
@@ -79,7 +84,23 @@ def linear(
     edges: list[Edge] = [source, to_weight, to_bias] if added is not None else [to_weight, source]
     node = t.node(edges, backward)
     t.save(node, factor.storage, *copies)
+    _ = casts_to_float8(t, w, [(shape, True), (w.shape, False)])
     return t.output(f"{name} output", out, dtype, node)
+
+
+def casts_to_float8(t: Tape, weight: Weight, parts: list[tuple[tuple[int, ...], bool]]) -> list[Storage]:
+    """8-bit forms of the factors of a product inside a block, by torchao: a byte an element, alive while it is computed.
+
+    By tensor each factor is cast once; by row or block of 32 the output's gradient has one form for each direction it is
+    multiplied in. MX formats have a byte of scale for each 32 elements. Scales by tensor or row are not counted.
+    """
+    if t.float8 == "none" or "." not in weight.group:
+        return []
+    casts = [t.allocate(f"{weight.name} factor in 8 bit", shape, "uint8", "temporary", batched=b) for shape, b in parts]
+    if t.float8 == "mxfp8":
+        scaled = [(shape[:-1] + (-(-shape[-1] // 32),), b) for shape, b in parts]
+        casts += [t.allocate(f"{weight.name} scales", shape, "uint8", "temporary", batched=b) for shape, b in scaled]
+    return casts
 
 
 def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 from memcalc.adapters import Adapter
 from memcalc.allocator_options import AllocatorOptions
+from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
 from memcalc.files import read_json, write_text
@@ -88,6 +89,7 @@ class Plan:
     """torch version, major.minor: what older ones kept in memory differs."""
     loss: Loss = Loss()
     update: Update = Update()
+    compute: Compute = Compute()
     allocator: str = ""
     """PYTORCH_CUDA_ALLOC_CONF as the run has it."""
     layout: Layout = Layout()
@@ -172,7 +174,7 @@ class Plan:
     @property
     def groups(self) -> tuple[Group, ...]:
         return (
-            self.loss, self.update, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed,
+            self.loss, self.update, self.compute, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed,
             self.offload, self.startup,
         )  # fmt: skip
 
@@ -227,8 +229,8 @@ class Plan:
 
     @property
     def fused_rms_norm(self) -> bool:
-        """F.rms_norm is one kernel: on CUDA, from the version that added ``_fused_rms_norm`` for it."""
-        return self.device == "cuda" and self.torch_version >= FUSED_RMS_NORM_SINCE
+        """F.rms_norm is one kernel: compiled, and on CUDA from the version that added ``_fused_rms_norm`` for it."""
+        return self.device == "cuda" and (self.compute.compile or self.torch_version >= FUSED_RMS_NORM_SINCE)
 
     @property
     def torch_version(self) -> tuple[int, int]:

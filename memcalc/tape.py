@@ -122,6 +122,8 @@ class Tape(Recorder):
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
+        self.float8 = "none"
+        """How products inside blocks are cast to 8 bit (memcalc/compute.py)."""
         self.head: tuple[str, str] | None = None
         """Name of the head's product and of its weight, where the loss shall make it (memcalc/cross_entropy.py)."""
         self.chunks: list[Tensor] = []

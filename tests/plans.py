@@ -9,6 +9,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from memcalc.compute import FLOAT8, Compute
 from memcalc.layout import Layout
 from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
@@ -262,6 +263,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
     loss = draw(losses(device, tokens)) if tokens else Loss()
+    float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -288,6 +290,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=set_to_none,
         update=update,
+        compute=Compute(compile=draw(st.booleans()), float8=float8),
         device=device,
         layout=layout,
     )
@@ -316,5 +319,5 @@ def divided(draw: st.DrawFn) -> Plan:
         drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.ranks * layout.model_parallel, nodes=1,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
-        loss_dtype="float32", keep_logits=False,
+        loss_dtype="float32", keep_logits=False, compute=Compute(),
     )  # fmt: skip

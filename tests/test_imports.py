@@ -37,6 +37,7 @@ LAYERS = [
         "loss",
         "startup",
         "update",
+        "compute",
     ],
     ["plan"],
     ["sharding", "stages"],

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memcalc.compute import Compute
 from memcalc.estimate import estimate
 from memcalc.layout import Layout
 from memcalc.ledger import ledger, peaks
@@ -58,7 +59,14 @@ def divided_by_strategy_alone(plan: Plan) -> Plan:
     precision = "fp32" if plan.precision_row.master else plan.precision
     update = dataclasses.replace(plan.update, in_backward=False)
     return replaced(
-        plan, ranks=plan.data_parallel, nodes=1, layout=Layout(), precision=precision, attention="auto", update=update
+        plan,
+        ranks=plan.data_parallel,
+        nodes=1,
+        layout=Layout(),
+        precision=precision,
+        attention="auto",
+        update=update,
+        compute=Compute(compile=plan.compute.compile),
     )
 
 

@@ -13,11 +13,11 @@ from memcalc.bench.megatron import megatron_run
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
-from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
+from memcalc.bench.training import attention_of, checkpointing_of, compute_of, optimizer_of, precision_of, update_of
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.models import FAMILIES
-from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
+from memcalc.plan import Plan
 from memcalc.spec import Model
 
 __all__ = ["Said", "say"]
@@ -26,7 +26,6 @@ __all__ = ["Said", "say"]
 _NOTED = (
     (r"\bQ?LoRA\b", "LoRA", False),
     (r"\bAdapter\b", "adapters", False),
-    (r"fused in backward|optimizer_in_bwd", "the optimizer's step inside backward", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
     (r"fused Triton", "Triton kernels for norm and rotary positions", True),
 )  # fmt: skip
@@ -74,7 +73,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
     tokens = reading.number("seq_len") if built and FAMILIES[built.family].reads == "tokens" else 0
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
-    torch = _torch(reading)
+    update, compute = update_of(reading), compute_of(reading)
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
     fields = megatron_run(reading, layout.tensor) if built.family == "megatron" else loss_of(reading, precision, tokens)
@@ -92,9 +91,11 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             checkpoint_every=checkpoint,
             attention=attention,
             gpu=gpu,
-            torch=torch,
+            torch=reading.default("torch"),
             allocator=reading.default("allocator"),
             layout=layout,
+            update=update,
+            compute=compute,
             **fields,
         )
     except InputError as error:
@@ -114,15 +115,6 @@ def _extras(reading: Reading) -> None:
     for pattern, reason, only_less in _NOTED:
         if re.search(pattern, row["notes"]):
             reading.lack(reason, only_less=only_less)
-
-
-def _torch(reading: Reading) -> str:
-    release = reading.default("torch")
-    if reading.said("compile") != "yes":
-        return release
-    since = "{}.{}".format(*FUSED_RMS_NORM_SINCE)
-    reading.assume(f"torch.compile is counted as eager, its norms as the one kernel eager has from torch {since} on")
-    return max(release, since, key=lambda text: tuple(map(int, text.split("."))))
 
 
 def _context(reading: Reading) -> Bounds | None:
