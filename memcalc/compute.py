@@ -27,12 +27,23 @@ class Compute(Group):
     ``float8`` is torchao's training: factors of products inside blocks are cast when they are needed, in forward and
     again in backward, and what is kept is their 16-bit form (torchao/float8/float8_linear.py,
     matmul_with_hp_or_float8_args; torchao/prototype/mx_formats/mx_linear.py).
+
+    ``offload_activations``: saved tensors of 1 KiB and more are copied to pinned host memory in forward, the last five
+    stay until their copies are surely done, and each is back for its node in backward and until the next one has run
+    (torchtune/training/_activation_offloading.py). What the loss saves is left where it is.
     """
 
     compile: bool = knob(False, "--compile", "torch.compile of the model: a range, of which eager is the upper end.")
+    offload_activations: bool = knob(
+        False,
+        "--offload-activations",
+        "What is kept for backward waits in host memory (torchtune, saved_tensors_hooks).",
+    )
     float8: str = knob("none", "--float8", "Matrix products inside blocks in 8 bit, by torchao.", choices=FLOAT8)
 
     def check(self, plan: Plan) -> None:
+        if self.offload_activations and (plan.reentrant or plan.family.opaque):
+            raise PlanError("offload activations: of layers that are known, and not in reentrant checkpoints")
         if self.float8 == "none":
             return
         if plan.family.reads != "tokens":
@@ -43,4 +54,6 @@ class Compute(Group):
     def untrained(self, plan: Plan) -> str:
         if self.compile:
             return "what is compiled"
+        if self.offload_activations:
+            return "with activations in host memory"
         return f"with products in float8 ({self.float8})" if self.float8 != "none" else ""

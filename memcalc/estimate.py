@@ -179,6 +179,8 @@ def assumptions(plan: Plan, reserved: Range, stage: int = 0) -> list[str]:
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
     if not plan.family.opaque:
         said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
+    if plan.compute.offload_activations:
+        said.append("activations in pinned host memory are not counted in host")
     if plan.compute.compile and not plan.family.opaque:
         said.append(compiled(plan))
     if plan.gpu is None and not plan.family.opaque:

@@ -125,7 +125,7 @@ class _Step:
             layout=plan.layout,
             reduces_in_place=plan.family.divides == "megatron",
         )
-        tape.float8 = plan.compute.float8
+        tape.float8, tape.offloads = plan.compute.float8, plan.compute.offload_activations
         return tape
 
     def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:

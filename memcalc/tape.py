@@ -15,14 +15,20 @@ Sizes are kept as ``fixed + micro_batch * per_sample`` bytes, so that one run se
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from memcalc.layout import Layout
-from memcalc.recorder import Recorder, Storage
+from memcalc.recorder import Parked, Recorder, Storage
 from memcalc.spec import Weight
 
 __all__ = ["Edge", "Gradient", "Graph", "Node", "Tape", "Tensor"]
+
+
+# torchtune/training/_activation_offloading.py, max_fwd_stash_size: saved tensors that stay until they are copied.
+STASHED = 5
 
 
 class Tensor:
@@ -122,6 +128,10 @@ class Tape(Recorder):
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
+        self.offloads = False
+        """What is saved waits in host memory (memcalc/compute.py); the lists are what is on its way there and back."""
+        self._leaving: deque[Storage] = deque(maxlen=STASHED)
+        self._back: list[Storage] = []
         self.float8 = "none"
         """How products inside blocks are cast to 8 bit (memcalc/compute.py)."""
         self.head: tuple[str, str] | None = None
@@ -171,7 +181,20 @@ class Tape(Recorder):
                 self._region.waiting.append((node, len(node.saved)))
                 node.saved.append(None)  # type: ignore[arg-type]
             else:
-                node.saved.append(storage)
+                node.saved.append(self._kept(storage))
+
+    def _kept(self, storage: Storage) -> Storage:
+        if not self.offloads or self.moment != "forward":
+            return storage
+        self._leaving.append(storage)
+        return self.parked(storage)
+
+    def _fetch(self, node: Node) -> list[Storage]:
+        """Bring back what the node saved; what the one before it had stays until this one has run."""
+        self._leaving.clear()
+        waiting = [isinstance(storage, Parked) for storage in node.saved]
+        node.saved = [self.fetched(storage) for storage in node.saved]
+        return [storage for storage, parked in zip(node.saved, waiting, strict=True) if parked]
 
     def take_graph(self) -> Graph:
         """What was recorded since the last time; the tape begins a new one."""
@@ -201,8 +224,11 @@ class Tape(Recorder):
                 continue
             if node.region is not None and not node.region.ready and node.saved:
                 self._recompute(node.region)
+            back = self._fetch(node) if self.offloads else []
             results = node.backward(node, grads)
             del grads
+            self._back = back
+            del back
             node.saved = []
             node.region = None
             edges = node.edges
@@ -213,6 +239,7 @@ class Tape(Recorder):
                 elif isinstance(edge, tuple) and result is not None:
                     self._receive(edge[0].grads, edge[1], result)
                 del result
+        self._back = []
 
     def _receive(self, grads: list[Gradient], slot: int, grad: Storage) -> None:
         """Add a gradient to an input buffer: in place when nobody else holds the one that is there."""
@@ -265,11 +292,18 @@ class Tape(Recorder):
         return self._checkpoint_reentrant(function, x) if reentrant else self._checkpoint(function, x)
 
     def _checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        self._region = Region(lambda: function(x))
+        kept = Tensor(self._kept(x.storage), x.shape, x.dtype, x.node, x.slot, x.batched)
+        run = partial(self._run_again, function, kept)
+        self._region = Region(run if self.offloads else lambda: function(x))
+        del kept, run
         try:
             return function(x)
         finally:
             self._region = None
+
+    def _run_again(self, function: Callable[[Tensor], Tensor], kept: Tensor) -> object:
+        storage = self.fetched(kept.storage)
+        return function(Tensor(storage, kept.shape, kept.dtype, kept.node, kept.slot, kept.batched))
 
     def _recompute(self, region: Region) -> None:
         """Fill the saved tensors of a region's nodes; stops as soon as the last one is there."""

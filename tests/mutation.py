@@ -191,6 +191,24 @@ FAULTS = [
         wrong="held += []",
     ),
     Fault(
+        name="8-bit factors take nothing",
+        file="ops.py",
+        right='if t.float8 == "none" or "." not in weight.group:',
+        wrong="if True:",
+    ),
+    Fault(
+        name="offloaded activations stay on the device",
+        file="tape.py",
+        right='if not self.offloads or self.moment != "forward":',
+        wrong="if True:",
+    ),
+    Fault(
+        name="offloaded activations come back for nothing",
+        file="recorder.py",
+        right='        return self.copy_of(storage, f"{self._names[storage.ident]}, back from the host", "activations")',
+        wrong="        return storage",
+    ),
+    Fault(
         name="GiB is taken for GB",
         file="units.py",
         right='"GB": 10**9',

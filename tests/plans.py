@@ -264,6 +264,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
     loss = draw(losses(device, tokens)) if tokens else Loss()
     float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
+    reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
+    offloads = not reentrant and chosen.family != "size" and draw(st.booleans())
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -276,7 +278,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         accumulation=accumulation,
         tokens=tokens,
         checkpoint_every=checkpoint_every,
-        reentrant=bool(checkpoint_every) and not written_out and draw(st.booleans()),
+        reentrant=reentrant,
         attention=draw(st.sampled_from(attentions(device, precision, dropout)))
         if chosen.heads and not written_out
         else "auto",
@@ -290,7 +292,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=set_to_none,
         update=update,
-        compute=Compute(compile=draw(st.booleans()), float8=float8),
+        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=offloads),
         device=device,
         layout=layout,
     )

@@ -70,6 +70,11 @@ def divided_by_strategy_alone(plan: Plan) -> Plan:
     )
 
 
+def at_home(plan: Plan) -> Plan:
+    """Nothing waits on the host, where small tensors do not go: a larger one may then leave and take less."""
+    return replaced(plan, compute=dataclasses.replace(plan.compute, offload_activations=False))
+
+
 def replaced(plan: Plan, **changes: object) -> Plan:
     return dataclasses.replace(plan, **changes)  # type: ignore[arg-type]
 
@@ -159,6 +164,7 @@ def test_kept_activations_are_linear_in_the_micro_batch(plan: Plan) -> None:
 
 @given(plans(model=token_models()))
 def test_kept_activations_are_linear_in_tokens_with_fused_attention(plan: Plan) -> None:
+    plan = at_home(plan)
     plan = replaced(plan, device="cpu", attention="flash" if not plan.dropout else "auto", dropout=0.0)
     plan = replaced(plan, model=dataclasses.replace(plan.model, context=99))
     one, two, three = (kept_activations(ledger(replaced(plan, tokens=s), 0)) for s in (8, 16, 24))
@@ -167,6 +173,7 @@ def test_kept_activations_are_linear_in_tokens_with_fused_attention(plan: Plan) 
 
 @given(plans(model=shaped_models()))
 def test_more_of_anything_never_needs_less(plan: Plan) -> None:
+    plan = at_home(plan)
     base = ledger(plan).peak().bytes
     model = plan.model
     assert ledger(replaced(plan, micro_batch=plan.micro_batch + 1)).peak().bytes >= base

@@ -11,7 +11,15 @@ from memcalc.precision import PRECISIONS
 from memcalc.spec import Model
 from memcalc.update import Update
 
-__all__ = ["attention_of", "checkpointing_of", "compute_of", "optimizer_of", "precision_of", "update_of"]
+__all__ = [
+    "ACTIVATIONS_AWAY",
+    "attention_of",
+    "checkpointing_of",
+    "compute_of",
+    "optimizer_of",
+    "precision_of",
+    "update_of",
+]
 
 # (param_dtype, compute_dtype) → precision.
 _PRECISION = {
@@ -70,6 +78,7 @@ _BESIDE = re.compile(r",? (step in backward|\(low memory config\))")
 # Compute → the same without its 8-bit products, and how those are made; torchao's of before 2025 was by tensor.
 _FLOAT8 = re.compile(r"fp8linear\+bf16|mxfp8(\+bf16)?")
 _TE_FLOAT8 = "amp_fp8"
+ACTIVATIONS_AWAY = "activations->cpu"
 _ATTENTION = {
     "sdpa": "auto",
     "sdpa/flash": "auto",
@@ -143,7 +152,8 @@ def _compute(reading: Reading) -> str:
 def update_of(reading: Reading) -> Update:
     """Steps inside backward, which torchtune calls optimizer_in_bwd."""
     said = f"{reading.row['notes']} {reading.row['optimizer']}"
-    inside = re.search(r"fused in backward|step in backward|(?<!no )optimizer_in_bwd", said)
+    # torchtune's "low memory" recipes say optimizer_in_bwd: True (recipes/configs/llama2/7B_full_low_memory.yaml).
+    inside = re.search(r"fused in backward|step in backward|(?<!no )optimizer_in_bwd|low memory config", said)
     return Update(in_backward=bool(inside))
 
 
@@ -162,7 +172,7 @@ def compute_of(reading: Reading) -> Compute:
         reading.assume("torch.compile is counted as eager with fused norms")
     if "float8 all-gather" in reading.row["notes"]:
         reading.assume("parameters gathered in float8 are counted as gathered in bfloat16")
-    return Compute(compile=compile, float8=how)
+    return Compute(compile=compile, float8=how, offload_activations=reading.row["offload"] == ACTIVATIONS_AWAY)
 
 
 def checkpointing_of(reading: Reading) -> int:

@@ -13,7 +13,15 @@ from memcalc.bench.megatron import megatron_run
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
-from memcalc.bench.training import attention_of, checkpointing_of, compute_of, optimizer_of, precision_of, update_of
+from memcalc.bench.training import (
+    ACTIVATIONS_AWAY,
+    attention_of,
+    checkpointing_of,
+    compute_of,
+    optimizer_of,
+    precision_of,
+    update_of,
+)
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.models import FAMILIES
@@ -108,7 +116,7 @@ def _extras(reading: Reading) -> None:
     if row["lora_rank"]:
         reading.lack("LoRA")
     offload = reading.said("offload")
-    if offload not in ("none", ""):
+    if offload not in ("none", "", ACTIVATIONS_AWAY):
         reading.lack(f"offload {offload}")
     if re.search(r"peak active|active bytes", row["notes"]):
         reading.assume("peak active bytes are counted as allocated: no block waits for a stream")
