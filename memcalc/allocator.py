@@ -41,6 +41,8 @@ class Allocator:
         self._pools = {True: Pool(SMALL_SEGMENT), False: Pool(options.large_segment)}
         self._max_split = options.max_split_size or _UNLIMITED
         self._top = 0  # next address never used before
+        self.next_address: int | None = None
+        """Where the driver puts the next segment, if that is known; otherwise behind all others."""
         self._collects = self.limit is not None and options.garbage_collection_threshold > 0
 
     def allocate(self, size: int, stream: int = 0) -> Block | None:
@@ -84,6 +86,13 @@ class Allocator:
                 if self.options.expandable_segments:
                     self._unmap(block, pool)
                 elif block.whole:
+                    self._release(block, pool)
+
+    def release(self, address: int) -> None:
+        """Give the segment at an address back to the driver, if no block of it is in use."""
+        for pool in self._pools.values():
+            for block in pool.blocks():
+                if block.address == address and block.whole and block.mapped:
                     self._release(block, pool)
 
     def segment_size(self, size: int) -> int:
@@ -150,8 +159,10 @@ class Allocator:
             return self._grow(size, stream)
         if self.reserved + segment > self.capacity:
             return None
-        block = Block(self._top, segment, stream, size <= SMALL_SIZE)
-        self._top += segment
+        address = self._top if self.next_address is None else self.next_address
+        self.next_address = None
+        block = Block(address, segment, stream, size <= SMALL_SIZE)
+        self._top = max(self._top, address + segment)
         self.segments += 1
         self._count(segment, stream)
         return block
@@ -215,7 +226,7 @@ class Allocator:
             if room >= size:
                 return first
         # Addresses for 9/8 of the device (ExpandableSegment's constructor).
-        space = -(-(self.capacity * 9 // 8) // pool.page) * pool.page
+        space = -(-max(self.capacity * 9 // 8, size) // pool.page) * pool.page
         address = -(-self._top // pool.page) * pool.page
         self._top = address + space
         block = Block(address, space, stream, size <= SMALL_SIZE, mapped=False)

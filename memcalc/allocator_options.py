@@ -145,6 +145,13 @@ def _unread(name: str, value: str) -> None:
     """Concerns host memory, locks or messages: no byte on the device."""
 
 
+def _threads(name: str, value: str) -> int:
+    threads = _power(name, value, zero=False)
+    if threads > 128:  # CUDAAllocatorConfig.h, pinned_max_register_threads
+        raise InputError(f"allocator option {name} {threads} must be at most 128")
+    return threads
+
+
 def _power(name: str, text: str, *, zero: bool) -> int:
     if not re.fullmatch("[0-9]{1,15}", text) or int(text) & (int(text) - 1) or (int(text) == 0 and not zero):
         raise InputError(f"allocator option {name}: {shorten(text)} must be a power of two{' or 0' if zero else ''}")
@@ -183,16 +190,16 @@ _READERS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
     "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
     "per_process_memory_fraction": ("per_process_memory_fraction", _share),
     "backend": ("", _native),
-    "graph_capture_record_stream_reuse": ("", _unread),
+    "graph_capture_record_stream_reuse": ("", _flag),
     "pinned_free_catch_all": ("", _unread),
     "pinned_max_cached_size_mb": ("", _unread),
     "pinned_max_round_threshold_mb": ("", _unread),
-    "pinned_num_register_threads": ("", _unread),
+    "pinned_num_register_threads": ("", _threads),
     "pinned_reserve_segment_size_mb": ("", _unread),
-    "pinned_use_background_threads": ("", _unread),
-    "pinned_use_cuda_host_register": ("", _unread),
-    "release_lock_on_cudamalloc": ("", _unread),
-    "throw_on_cudamalloc_oom": ("", _unread),
+    "pinned_use_background_threads": ("", _flag),
+    "pinned_use_cuda_host_register": ("", _flag),
+    "release_lock_on_cudamalloc": ("", _flag),
+    "throw_on_cudamalloc_oom": ("", _flag),
 }
 _EXAMPLES = {
     **dict.fromkeys(_READERS, "True"),

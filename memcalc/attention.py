@@ -8,7 +8,7 @@ cuda/attention_backward.cu) and Korthikanti et al. 2022 for the written-out form
 from __future__ import annotations
 
 from memcalc.context_parallel import ring_attention
-from memcalc.ops import cast, edge
+from memcalc.ops import cast, edge, soft_cap
 from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
@@ -18,17 +18,35 @@ __all__ = ["attention", "biased_attention"]
 
 
 def attention(
-    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, *, kind: str, heads: int, dropout: float, causal: bool = True
+    t: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    name: str,
+    *,
+    kind: str,
+    heads: int,
+    dropout: float,
+    causal: bool = True,
+    repeat: bool = False,
+    wide: bool = False,
+    capped: bool = False,
 ) -> Tensor:
-    """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``."""
-    if k.shape != q.shape and kind != "flash":  # only flash takes grouped queries as they are
+    """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``.
+
+    Written out, the softmax may be ``wide``, of float32, and the scores ``capped`` by tanh. Fewer key/value heads are
+    copied with ``repeat``, and for every kernel but flash, which alone takes them as they are.
+    """
+    if k.shape != q.shape and (repeat or kind != "flash"):
         k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
     if t.layout.context > 1:
         return ring_attention(t, q, k, v, name, heads=heads)
     if kind in ("flash", "efficient"):
         return _fused(t, q, k, v, name, kind, heads)
-    written_out = _eager if kind == "eager" else _math
-    mix = written_out(t, q, k, v, name, heads, dropout, causal)
+    if kind == "eager":
+        mix = _eager(t, q, k, v, name, heads, dropout, causal, wide, capped)
+    else:
+        mix = _math(t, q, k, v, name, heads, dropout, causal)
     return _convert(t, mix, f"{name} heads joined")
 
 
@@ -91,20 +109,34 @@ def _cuda_backward(t: Tape, tokens: int, heads: int, head: int, kind: str) -> li
     return [delta, t.allocate("attention query accumulator", (rows, width), "float32", "temporary")]
 
 
-def _eager(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float, causal: bool) -> Tensor:
+def _eager(
+    t: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    name: str,
+    heads: int,
+    dropout: float,
+    causal: bool,
+    wide: bool,
+    capped: bool,
+) -> Tensor:
     """Written out in Python: ``trainers/models/layers.py``. Operands of a batched product are copied."""
     tokens = q.shape[0]
     left = _convert(t, _convert(t, q, f"{name} scaled query"), f"{name} query copy")
     scores = _product(t, left, _convert(t, k, f"{name} key copy"), (heads, tokens, tokens), f"{name} scores")
     del left
+    if capped:
+        scores = soft_cap(t, scores, f"{name} score cap")
     if causal:
         scores = _masked(t, scores, name)
-    if (
-        t.autocast and t.device == "cuda"
-    ):  # aten/src/ATen/autocast_mode.h: softmax is in CUDA's float32 list, not in the CPU's
+    # aten/src/ATen/autocast_mode.h: softmax is in CUDA's float32 list, not in the CPU's
+    if wide or (t.autocast and t.device == "cuda"):
         probabilities = _softmax(t, cast(t, scores, "float32", f"{name} scores"), name)
     else:
         probabilities = _softmax(t, scores, name)
+    if wide:  # transformers casts back before the dropout
+        probabilities = cast(t, probabilities, q.dtype, f"{name} shares")
     probabilities = drop(t, probabilities, f"{name} attention dropout", dropout)
     probabilities = cast(t, probabilities, q.dtype, f"{name} probabilities")
     return _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")

@@ -13,7 +13,6 @@ escapes is a bug in memcalc.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 __all__ = ["FileError", "InputError", "MemcalcError", "PlanError", "RunError", "UnknownNameError"]
@@ -38,7 +37,9 @@ class UnknownNameError(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
-        near = difflib.get_close_matches(name.lower(), self.known, n=1, cutoff=0.5)
+        from difflib import get_close_matches  # only a mistake needs it, and every start would pay for it
+
+        near = get_close_matches(name.lower(), self.known, n=1, cutoff=0.5)
         self.nearest = near[0] if near else None
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
         super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(self.known) or 'none'}")

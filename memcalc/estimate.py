@@ -18,7 +18,7 @@ from memcalc.ledger import fullest, peaks, skeleton
 from memcalc.outside import communicators, device_range, outside
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from memcalc.reserved import Range, reserved_range
+from memcalc.reserved import Range, replayed, reserved_range
 from memcalc.timeline import Peak, Timeline
 from memcalc.units import format_both
 
@@ -77,7 +77,8 @@ def estimate(plan: Plan, stage: int | None = None) -> Estimate:
     timeline = bones.at(plan.micro_batch)
     peak, gpu = timeline.peak(), plan.gpu_row
     capacity = gpu.usable_bytes - outside(plan, gpu).point if gpu else None
-    reserved = reserved_range(plan, timeline, capacity=capacity)
+    held = None if plan.device == "cpu" else replayed(plan, timeline)
+    reserved = reserved_range(plan, timeline, capacity=capacity, free=held)
     device = device_range(plan, reserved, gpu)
     return Estimate(
         plan=plan,
@@ -90,7 +91,7 @@ def estimate(plan: Plan, stage: int | None = None) -> Estimate:
         host=host_bytes(plan, peak.bytes),
         parameters=sum(weight.numel for weight in plan.family.weights(plan.model)),
         verdict=verdict(plan, device, gpu),
-        assumptions=tuple(assumptions(plan, reserved, stage)),
+        assumptions=tuple(assumptions(plan, reserved, stage, held.peak_allocated - peak.bytes if held else 0)),
     )
 
 
@@ -154,8 +155,8 @@ def compiled(plan: Plan) -> str:
     )
 
 
-def assumptions(plan: Plan, reserved: Range, stage: int = 0) -> list[str]:
-    """What the estimate takes for granted, in sentences."""
+def assumptions(plan: Plan, reserved: Range, stage: int = 0, uncounted: int = 0) -> list[str]:
+    """What the estimate takes for granted, in sentences; ``uncounted`` is what blocks hold beside their tensors."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
     if plan.layout.pipeline > 1:
         said.append(f"pipeline stage {stage} of 0 to {plan.layout.pipeline - 1} is the fullest")
@@ -173,10 +174,21 @@ def assumptions(plan: Plan, reserved: Range, stage: int = 0) -> list[str]:
             f"activation bytes per layer are taken for the whole micro batch of {plan.micro_batch}; "
             f"were they per sample, activations would be {each:,} B"
         )
+    if plan.strategy_row.gathers:
+        itemsize = DTYPE_BYTES[plan.precision_row.weights]
+        whole = itemsize * sum(weight.numel for weight in plan.family.weights(plan.model))
+        said.append(
+            f"saving is not counted; a whole state dict takes {format_both(whole)} of RAM on every rank that gathers it"
+        )
     if plan.device == "cpu":
         said.append("one thread per rank; scratch memory inside oneDNN's kernels is not counted")
         return said
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
+    if uncounted:
+        said.append(
+            f"blocks of more than 1 MiB are not split to the last byte: max_memory_allocated, which counts blocks, may "
+            f"be {format_both(uncounted)} higher"
+        )
     if not plan.family.opaque:
         said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
     if plan.compute.offload_activations:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,8 @@ def write_text(path: Path, text: str) -> None:
             )
         path = path.resolve()
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
+        import tempfile  # takes as long as all of memcalc's own small modules, and an estimate writes nothing
+
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -2,21 +2,67 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
 from memcalc.groups import Group, knob
+from memcalc.spec import Model
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
 __all__ = ["Implementation"]
 
+_LLAMAS = ("llama", "decoder", "moe")
+# Families each field says something about; what is said of another would change nothing.
+_FAMILIES = {
+    "norm": (*_LLAMAS, "t5"),
+    "gelu": ("gpt2", "decoder"),
+    "gate_up": _LLAMAS[:2],
+    "rotary": _LLAMAS,
+    "grouped": _LLAMAS,
+    "softmax": (*_LLAMAS, "gpt2", "bert", "vit"),
+    "megatron": ("megatron", "megatron-t5"),
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Implementation(Group):
-    """How the model's code is written where that changes what it keeps; ``auto`` is what trainers/models does."""
+    """How the model's code is written where that changes what it keeps; ``auto`` is what trainers/models does.
+
+    >>> Implementation(norm="python").norm
+    'python'
+    """
+
+    norm: str = knob(
+        "auto", "--norm", "RMSNorm: auto (F.rms_norm), fused (one kernel), chain (float32), python (as transformers).",
+        choices=("auto", "fused", "chain", "python"),
+    )  # fmt: skip
+    """``fused`` keeps its input (apex, Triton, F.rms_norm on CUDA from torch 2.9); ``chain`` keeps two float32 tensors of
+    its size (F.rms_norm before that, litgpt, Gemma); ``python`` one and the normalised one in the model's dtype."""
+    gelu: str = knob(
+        "auto", "--gelu", "GELU: auto, fused (one kernel), python (gelu_new of transformers, written out).",
+        choices=("auto", "fused", "python"),
+    )  # fmt: skip
+    gate_up: str = knob(
+        "auto", "--gate-up", "SwiGLU: auto (two operations), kernel (one that keeps its inputs only, as Liger's).",
+        choices=("auto", "kernel"),
+    )  # fmt: skip
+    rotary: str = knob(
+        "auto", "--rotary", "Rotary positions: auto (x cos + rotated x sin), complex (float32 pairs), kernel (in place).",
+        choices=("auto", "complex", "kernel"),
+    )  # fmt: skip
+    grouped: str = knob(
+        "auto", "--grouped", "Grouped queries: auto (repeated where the kernel needs it), repeat (always copied).",
+        choices=("auto", "repeat"),
+    )  # fmt: skip
+    softmax: str = knob(
+        "auto", "--softmax", "Where attention is written out: auto (softmax in the model's dtype), float32.",
+        choices=("auto", "float32"),
+    )  # fmt: skip
 
     megatron: str = knob(
         "auto", "--megatron", "Megatron's layers: auto (of before its core), core, transformer-engine.",
@@ -26,5 +72,41 @@ class Implementation(Group):
     Transformer Engine has a cuBLAS workspace of its own. With both, the mask of each sample is part of the batch."""
 
     def check(self, plan: Plan) -> None:
-        if self.megatron != "auto" and plan.model.family != "megatron":
-            raise PlanError(f"--megatron {self.megatron}: not of the {plan.model.family} family, only of megatron")
+        """A field says something about the plan's model, or is ``auto``."""
+        for field in dataclasses.fields(self):
+            value, misfit = getattr(self, field.name), _misfit(field.name, plan.model)
+            if value != "auto" and misfit:
+                raise PlanError(f"{field.metadata['option']} {value}: {misfit}")
+
+    @classmethod
+    def suited(cls, model: Model, values: Mapping[str, str]) -> Implementation:
+        """Of several values those that say something about the model.
+
+        >>> from memcalc.models import MODELS
+        >>> Implementation.suited(MODELS["gpt2"], {"norm": "python", "gelu": "python"}) == Implementation(gelu="python")
+        True
+        """
+        return cls(**{field: value for field, value in values.items() if not _misfit(field, model)})
+
+    def untrained(self, plan: Plan) -> str:
+        if self.norm == "fused" or (self.norm == "chain" and plan.device == "cuda"):
+            return f"with --norm {self.norm}"
+        if self.gate_up == "kernel":
+            return "with --gate-up kernel"
+        return "" if self.rotary == "auto" else f"with --rotary {self.rotary}"
+
+
+def _misfit(field: str, model: Model) -> str:
+    """Why a field says nothing about a model; blank when it does."""
+    families = _FAMILIES[field]
+    if model.family not in families:
+        return f"not of the {model.family} family, only of {', '.join(families)}"
+    if field == "norm" and model.norm == "layer":
+        return f"{model.name} has LayerNorm, which is one kernel everywhere"
+    if field == "gelu" and model.family == "decoder" and model.activation != "gelu":
+        return f"{model.name} has no GELU"
+    if field == "rotary" and model.positions not in ("", "rotary"):
+        return f"{model.name} has no rotary positions"
+    if field == "gate_up" and model.family == "decoder" and not model.gated:
+        return f"{model.name} has no gate"
+    return ""

@@ -121,7 +121,7 @@ class _Step:
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
             device=plan.device,
-            fused_rms_norm=plan.fused_rms_norm,
+            rms_norm=plan.rms_norm,
             layout=plan.layout,
             reduces_in_place=plan.family.divides == "megatron",
         )
@@ -167,7 +167,8 @@ class _Step:
         """Inputs and targets of one micro batch."""
         plan, tape = self.local, self.tape
         if plan.family.reads == "tokens":
-            inputs, dtype, targets = (plan.family.sequences * plan.tokens,), "int64", (plan.tokens,)
+            inputs, dtype = (plan.family.sequences * plan.tokens,), "int64"
+            targets = (1,) if plan.model.classes else (plan.tokens,)
         else:
             inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
         return (
@@ -191,10 +192,13 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if self.plan.layout.copied_logits:
+                if self.plan.layout.copied_logits or self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
                 opaque = self.plan.family.opaque
                 loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
+                if self.plan.loss.converted:
+                    wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
+                    del wide
                 if self.plan.keep_logits or self.plan.layout.copied_logits:
                     flight.kept.append(output.storage)
                 if self.stage.of > 1:

@@ -34,12 +34,18 @@ class Loss(Group):
     )
     chunk_head: bool = knob(False, "--chunk-head", "The head's product is made chunk by chunk too.")
     shift_copy: bool = knob(False, "--shift-logits", "logits[:, :-1] are copied, as transformers did up to 4.49.")
+    float32_output: bool = knob(False, "--float32-logits", "The model itself returns its logits in float32.")
+    """As transformers up to 4.45 and torchtitan of spring 2024 end their forward pass: 16-bit logits do not live on."""
+    converted: bool = knob(
+        False, "--convert-output", "The loss is taken inside the model, and its logits then become float32."
+    )
+    """accelerate/utils/operations.py, ConvertOutputsToFp32, around a model that transformers' Trainer runs in 16 bit."""
     vocab_multiple: int = knob(1, "--vocab-multiple", "The vocabulary is padded to a multiple of this.", least=1)
 
     def check(self, plan: Plan) -> None:
         if self == Loss():
             return
-        if plan.family.reads != "tokens":
+        if plan.family.reads != "tokens" or plan.model.classes:
             raise PlanError(f"{plan.model.name} has no vocabulary; the forms of the loss are for models of tokens")
         if self.chunk_head and not self.chunks:
             raise PlanError("chunk head: into how many chunks is not said; give --loss-chunks")
@@ -51,12 +57,16 @@ class Loss(Group):
             raise PlanError(f"loss chunks {self.chunks} are more than the {plan.tokens} tokens")
         if self.shift_copy and (self.chunks or not self.whole_logits):
             raise PlanError("shift logits: only whole logits are copied; leave out --loss-chunks")
+        if (self.float32_output or self.converted) and not self.whole_logits:
+            raise PlanError("float32 logits: there are no whole logits with this loss")
         if plan.keep_logits and not self.whole_logits:
             raise PlanError("keep logits: there are no whole logits to keep with this loss")
 
     def untrained(self, plan: Plan) -> str:
         if self.form != "plain":
             return f"with a loss that is {self.form}"
+        if self.converted:
+            return "with logits that become float32 after the loss"
         return "with shifted copies of the logits" if self.shift_copy else ""
 
     @property

@@ -36,8 +36,10 @@ def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
 
 
 def rms_norm(t: Tape, x: Tensor, name: str) -> Tensor:
-    """``F.rms_norm``: one kernel on CUDA, a chain of small operations in float32 on the CPU."""
-    return _rms_norm_fused(t, x, name) if t.fused_rms_norm else _rms_norm_composite(t, x, name)
+    """One kernel, or a chain of small operations in float32: see ``Plan.rms_norm``."""
+    if t.rms_norm == "fused":
+        return _rms_norm_fused(t, x, name)
+    return _rms_norm_composite(t, x, name, python=t.rms_norm == "python")
 
 
 def _rms_norm_fused(t: Tape, x: Tensor, name: str) -> Tensor:
@@ -56,8 +58,12 @@ def _rms_norm_fused(t: Tape, x: Tensor, name: str) -> Tensor:
     return y
 
 
-def _rms_norm_composite(t: Tape, x: Tensor, name: str) -> Tensor:
-    """Keeps the input in float32, the reciprocal and the normalised input (aten/src/ATen/native/layer_norm.cpp)."""
+def _rms_norm_composite(t: Tape, x: Tensor, name: str, *, python: bool) -> Tensor:
+    """Keeps the input in float32, the reciprocal and the normalised input (aten/src/ATen/native/layer_norm.cpp).
+
+    Written in ``python``, the normalised input goes back to the model's dtype before the product with the weight, which
+    keeps it (transformers/models/llama/modeling_llama.py, LlamaRMSNorm).
+    """
     w = t.weights[f"{name}.weight"]
     shape, rows, dtype = x.shape, (*x.shape[:-1], 1), x.dtype
 
@@ -99,8 +105,27 @@ def _rms_norm_composite(t: Tape, x: Tensor, name: str) -> Tensor:
     t.save(node, x.storage, rstd.storage)
     normalised = t.output(f"{name} normalised", shape, "float32", node)
     del rstd, x
+    if python:
+        return _scaled_in_python(t, normalised, dtype, name)
     node = t.node([edge(normalised), w], scale_backward)
     t.save(node, normalised.storage)
     y = t.output(f"{name} output", shape, "float32", node)
     del normalised
     return cast(t, y, dtype, f"{name} output")
+
+
+def _scaled_in_python(t: Tape, normalised: Tensor, dtype: str, name: str) -> Tensor:
+    """``weight * normalised.to(dtype)``; the float32 one lives as long as the call."""
+    w = t.weights[f"{name}.weight"]
+    x = cast(t, normalised, dtype, f"{name} normalised")
+    shape = x.shape
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        product = t.allocate(f"{name} product", shape, dtype, "temporary")
+        grad = t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)
+        del product
+        return [grad, t.allocate(f"{name} normalised gradient", shape, dtype, "temporary")]
+
+    node = t.node([w, edge(x)], backward)
+    t.save(node, x.storage)
+    return t.output(f"{name} output", shape, dtype, node)

@@ -15,8 +15,8 @@ from memcalc.spec import Weight
 from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
-    "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "linear", "multiply", "opaque",
-    "pointwise", "relu", "scale", "split",
+    "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "fused_product", "gelu_in_python", "linear",
+    "multiply", "opaque", "pointwise", "relu", "reshape", "scale", "soft_cap", "split",
 ]  # fmt: skip
 
 
@@ -167,7 +167,7 @@ def multiply(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
 
     node = t.node([edge(x), edge(y)], backward)
     t.save(node, x.storage, y.storage)
-    return t.output(f"{name} output", shape, x.dtype, node)
+    return t.output(f"{name} output", shape, "float32" if "float32" in dtypes else x.dtype, node)
 
 
 def scale(t: Tape, x: Tensor, name: str) -> Tensor:
@@ -180,16 +180,52 @@ def scale(t: Tape, x: Tensor, name: str) -> Tensor:
     return t.output(f"{name} output", shape, dtype, t.node([edge(x)], backward))
 
 
-def split(t: Tape, x: Tensor, parts: int, name: str) -> list[Tensor]:
-    """``x.split``: views of one storage; their gradients are concatenated."""
+def fused_product(t: Tape, gate: Tensor, up: Tensor, name: str) -> Tensor:
+    """SwiGLU in one kernel: saves both factors, and writes their gradients over them (Liger-Kernel, ops/swiglu.py)."""
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [*node.saved]
+
+    node = t.node([edge(gate), edge(up)], backward)
+    t.save(node, gate.storage, up.storage)
+    return t.output(f"{name} output", gate.shape, gate.dtype, node)
+
+
+def gelu_in_python(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``0.5 x (1 + tanh(c (x + 0.044715 x^3)))`` operation by operation (transformers/activations.py, NewGELUActivation).
+
+    Kept are x, the tanh, and both factors of the last product; under CUDA's autocast the power and all after it are
+    float32.
+    """
+    half = scale(t, x, f"{name} half")
+    base = cast(t, x, "float32", f"{name} base") if t.autocast and t.device == "cuda" else x
+    cubed = scale(t, pointwise(t, base, f"{name} power"), f"{name} share of the power")
+    inner = scale(t, add(t, x, cubed, f"{name} sum"), f"{name} argument")
+    del base, cubed
+    inner = relu(t, inner, f"{name} tanh")
+    inner = scale(t, inner, f"{name} tanh + 1")
+    return multiply(t, half, inner, f"{name} product")
+
+
+def soft_cap(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``cap * tanh(x / cap)``: the tanh keeps its output (transformers/models/gemma2)."""
+    return scale(t, relu(t, scale(t, x, f"{name} share"), f"{name} tanh"), f"{name} times cap")
+
+
+def reshape(x: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """``x.view``: the same storage in another shape; its gradient needs no memory of its own."""
+    return Tensor(x.storage, shape, x.dtype, x.node, x.slot, x.batched)
+
+
+def split(t: Tape, x: Tensor, widths: list[int], name: str) -> list[Tensor]:
+    """``x.split(widths)``: views of one storage, which lives as long as any of them; gradients are concatenated."""
     shape, dtype = x.shape, x.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} gradient", shape, dtype, "temporary")]
 
-    node = t.node([edge(x)], backward, outputs=parts)
-    part = (*shape[:-1], shape[-1] // parts)
-    return [Tensor(x.storage, part, dtype, node, slot) for slot in range(parts)]
+    node = t.node([edge(x)], backward, outputs=len(widths))
+    return [Tensor(x.storage, (*shape[:-1], width), dtype, node, slot) for slot, width in enumerate(widths)]
 
 
 def dropout(t: Tape, x: Tensor, name: str, probability: float) -> Tensor:

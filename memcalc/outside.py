@@ -11,9 +11,6 @@ from memcalc.reserved import Range
 
 __all__ = ["communicators", "context", "device_range", "outside"]
 
-# Degrees of ``plan.layout``, each with a process group of its own.
-_AXES = ("tensor", "context", "pipeline", "expert")
-
 # Before torch 1.13 all kernels were loaded with the first: CUDA_MODULE_LOADING is LAZY from then on (pytorch pull
 # request 86509). The least and most seen before: pytorch#49877, a 2080 Ti with CUDA 10.1 and a 3090 with CUDA 11.1,
 # less the 156 MiB of the tensor there.
@@ -31,9 +28,14 @@ def communicators(plan: Plan) -> dict[str, int]:
     >>> communicators(Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1, ranks=8, strategy="ddp"))
     {'data': 8}
     """
-    degrees = {axis: getattr(plan.layout, axis, 1) for axis in _AXES}
-    model_parallel = degrees["tensor"] * degrees["context"] * degrees["pipeline"]
-    groups = {"data": plan.ranks // model_parallel, **degrees}
+    layout = plan.layout
+    groups = {
+        "data": plan.ranks // layout.model_parallel,
+        "tensor": layout.tensor,
+        "context": layout.context,
+        "pipeline": layout.pipeline,
+        "expert": layout.expert,
+    }
     return {name: size for name, size in groups.items() if size > 1}
 
 

@@ -183,7 +183,8 @@ class Plan:
         """What ``trainers/`` cannot do of this plan, in words that follow "cannot train"; blank when it can."""
         if not self.strategy_row.backend:
             return f"with {self.strategy}"
-        return next((said for group in self.groups if (said := group.untrained(self))), "")
+        said: str = self.family.untrained(self.model)
+        return said or next((said for group in self.groups if (said := group.untrained(self))), "")
 
     @property
     def strategy_row(self) -> Strategy:
@@ -218,6 +219,8 @@ class Plan:
         """
         if self.attention != "auto" or self.family.written_out:
             return "eager" if self.family.written_out else self.attention
+        if self.model.written_out:
+            return "eager"
         if self.device == "cpu":
             return "math" if self.dropout else "flash"
         return "efficient" if self.precision_row.compute == "float32" else "flash"
@@ -228,9 +231,17 @@ class Plan:
         return self.strategy_row.gathers and self.family.opaque and not self.model.layers
 
     @property
-    def fused_rms_norm(self) -> bool:
-        """F.rms_norm is one kernel: compiled, and on CUDA from the version that added ``_fused_rms_norm`` for it."""
-        return self.device == "cuda" and (self.compute.compile or self.torch_version >= FUSED_RMS_NORM_SINCE)
+    def rms_norm(self) -> str:
+        """How RMSNorm is computed; ``auto`` is F.rms_norm: one kernel on CUDA from the version that added it, else a chain.
+        Compiled ones are one kernel in any version.
+
+        The chain keeps what one in Python does that multiplies by its weight in float32.
+        """
+        if self.compute.compile and self.device == "cuda":
+            return "fused"
+        if self.implementation.norm != "auto":
+            return self.implementation.norm
+        return "fused" if self.device == "cuda" and self.torch_version >= FUSED_RMS_NORM_SINCE else "chain"
 
     @property
     def torch_version(self) -> tuple[int, int]:

@@ -37,8 +37,75 @@ def rotary_tables(t: Tape, tokens: int, head: int) -> list[Storage]:
     ]
 
 
-def rotary(t: Tape, x: Tensor, name: str, tables: list[Storage]) -> Tensor:
-    """``x * cos + rotate_half(x) * sin``: keeps nothing of ``x``, only the constant tables."""
+def rotary(
+    t: Tape, x: Tensor, name: str, tables: list[Storage], *, form: str = "auto", head: int = 0, turned: int = 0
+) -> Tensor:
+    """``x * cos + rotate_half(x) * sin``: keeps nothing of ``x``, only the constant tables.
+
+    ``turned`` of each ``head``'s elements are rotated and joined with the rest; 0 is all. Other forms: ``complex``
+    multiplies float32 pairs (torchtitan, Llama), ``kernel`` writes over ``x`` (Liger-Kernel, ops/rope.py).
+    """
+    if form == "kernel":
+        return _in_place(t, x, name, tables)
+    if turned == head:
+        return _turn(t, x, name, tables, form)
+    part = (*x.shape[:-1], x.shape[-1] // head * turned)
+    y = _turn(t, _slice(t, x, part, name), name, tables, form)
+    return _join(t, y, x, name)
+
+
+def _in_place(t: Tape, x: Tensor, name: str, tables: list[Storage]) -> Tensor:
+    node = t.node([edge(x)], lambda node, grads: grads)
+    t.save(node, *tables)
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def _slice(t: Tape, x: Tensor, part: tuple[int, ...], name: str) -> Tensor:
+    """A view of some elements of each head; its gradient is as large as ``x``."""
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} slice gradient", shape, dtype, "temporary")]
+
+    return Tensor(x.storage, part, dtype, t.node([edge(x)], backward))
+
+
+def _join(t: Tape, turned: Tensor, x: Tensor, name: str) -> Tensor:
+    """What was rotated beside what was not, in a new tensor."""
+    metas, dtype = (turned.shape, x.shape), x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} part gradient", shape, dtype, "temporary") for shape in metas]
+
+    return t.output(f"{name} joined", x.shape, dtype, t.node([edge(turned), edge(x)], backward))
+
+
+def _turn(t: Tape, x: Tensor, name: str, tables: list[Storage], form: str) -> Tensor:
+    return _complex(t, x, name, tables) if form == "complex" else _written_out(t, x, name, tables)
+
+
+def _complex(t: Tape, x: Tensor, name: str, tables: list[Storage]) -> Tensor:
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        wide = t.allocate(f"{name} float32 gradient", shape, "float32", "temporary")
+        grads.clear()
+        product = t.allocate(f"{name} complex gradient", shape, "float32", "temporary")
+        del wide
+        return [product if dtype == "float32" else t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
+
+    node = t.node([edge(x)], backward)
+    t.save(node, *tables)
+    wide = t.allocate(f"{name} pairs", shape, "float32", "temporary") if dtype != "float32" else None
+    product = t.allocate(f"{name} complex product", shape, "float32", "temporary")
+    if dtype == "float32":
+        return Tensor(product, shape, dtype, node)
+    y = t.output(f"{name} output", shape, dtype, node)
+    del wide, product
+    return y
+
+
+def _written_out(t: Tape, x: Tensor, name: str, tables: list[Storage]) -> Tensor:
     shape, dtype = x.shape, x.dtype
     half = (*shape[:-1], shape[-1] // 2)
 

@@ -15,6 +15,7 @@ from memcalc.errors import PlanError
 from memcalc.estimate import estimate, host_bytes
 from memcalc.hardware import GPUS
 from memcalc.ledger import ledger, peaks
+from memcalc.loss import Loss
 from memcalc.outside import outside
 from memcalc.plan import Plan
 from memcalc.reasons import why
@@ -39,6 +40,9 @@ LEANEST = "fsdp-full-shard"
 
 MOST_GPUS = 1024
 """GPUs that are suggested at most."""
+
+CHUNKS = 8
+"""Parts of the tokens a remedy cuts the loss into, as torchtune and torchtitan do (num_output_chunks)."""
 
 SHOWN = 12
 """Structures that do not fit of which the breaking term is worked out."""
@@ -277,6 +281,8 @@ def _changes(plan: Plan, job: Search) -> Iterator[tuple[str, Plan]]:
         yield f"--strategy {LEANEST}", replace(plan, strategy=LEANEST)
     if plan.optimizer_kind != "fused" and "fused" in plan.optimizer_row.kinds:
         yield "--optimizer-kind fused", replace(plan, optimizer_kind="fused")
+    if plan.loss == Loss() and not plan.keep_logits and plan.tokens >= CHUNKS:
+        yield f"--loss-chunks {CHUNKS} --chunk-head", replace(plan, loss=Loss(chunks=CHUNKS, chunk_head=True))
     if plan.device == "cuda" and not {"bf16", "fp16"} & set(job.precisions):
         yield "--allow-pure-16bit", replace(plan, precision=pure_precision(plan))
     if plan.tokens > 128:

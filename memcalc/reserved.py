@@ -13,27 +13,21 @@ from dataclasses import dataclass
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.plan import Plan
 from memcalc.replay import Reserved, replay
+from memcalc.streams import delayed, stream_of
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 
 __all__ = [
     "RESERVED_OVER_ALLOCATED",
     "SEGMENT",
-    "STREAMS",
     "Range",
     "most_reserved",
     "replayed",
     "reserved_range",
     "run",
-    "streams",
 ]
 
 _INPUTS, _OPTIMIZER = CATEGORIES.index("inputs"), CATEGORIES.index("optimizer")
 _STEP = MOMENTS.index("step")
-
-# Streams of their own under fully_shard (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py): foreach_all_gather
-# casts shards and makes the flat buffer on the copy-in stream, foreach_reduce makes the sharded gradients on the
-# reduce-scatter stream. The full parameters and the reduce-scatter's input are made on the stream of the computation.
-STREAMS = {" cast shard": 1, " gather": 1, " shards gradient": 2}
 
 # Reserved over allocated in published runs: up to 1.17 on one GPU (logs of KellerJordan/modded-nanogpt), up to 1.36
 # under FSDP, whose streams have pools of their own (pytorch/torchtitan pull request 165; 1.35 in meta-llama/
@@ -65,8 +59,12 @@ def most_reserved(plan: Plan, allocated: int) -> int:
     return int(allocated * RESERVED_OVER_ALLOCATED[scattered]) + SEGMENT
 
 
-def reserved_range(plan: Plan, timeline: Timeline, *, capacity: int | None = None) -> Range:
-    """What the caching allocator holds at most; on a CPU there is no such allocator. ``capacity`` is what torch can have.
+def reserved_range(
+    plan: Plan, timeline: Timeline, *, capacity: int | None = None, free: Reserved | None = None
+) -> Range:
+    """What the caching allocator holds at most; on a CPU there is no such allocator.
+
+    ``capacity`` is what torch can have of the card, ``free`` the replay on a card without an end, where it is known.
 
     low    the allocated peak: on a full card every segment without a tensor is given back
     point  the replay on a card of ``capacity``; without an end where even that is not enough
@@ -75,7 +73,7 @@ def reserved_range(plan: Plan, timeline: Timeline, *, capacity: int | None = Non
     allocated = timeline.peak().bytes
     if plan.device == "cpu":
         return Range(low=allocated, point=allocated, high=allocated)
-    free = replayed(plan, timeline)
+    free = free or replayed(plan, timeline)
     point = free.peak_reserved
     if capacity is not None and point > capacity:
         full = replayed(plan, timeline, capacity=capacity)
@@ -101,51 +99,39 @@ def replayed(
     >>> found.peak_reserved >= found.peak_allocated >= ledger(plan).peak().bytes
     True
     """
-    options = options or plan.allocator_options
-    lazy = plan.startup.resume == "none" and not plan.strategy_row.masters
-    return replay(run(timeline, steps, lazy=lazy), options, capacity=capacity, streams=streams(plan, timeline, steps))
+    size, of_step = len(timeline.names), stream_of(plan, timeline.names)
+    streams = {ident + step * size: stream for ident, stream in of_step.items() for step in range(steps + 1)}
+    return replay(run(plan, timeline, steps), options or plan.allocator_options, capacity=capacity, streams=streams)
 
 
-def run(timeline: Timeline, steps: int = 2, *, lazy: bool = True) -> list[Event]:
+def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     """Allocations and frees from construction through ``steps`` steps, as ``(ident, bytes)``.
 
-    ``lazy``: the optimizer makes its states in the first step; otherwise they are there before it, because they were
-    loaded, or because they go with master copies, as in DeepSpeed (initialize_optimizer_states) and Megatron.
+    The optimizer makes its states in the first step, unless they are there before it: because they were loaded, or
+    because they go with master copies, as in DeepSpeed (initialize_optimizer_states) and Megatron.
 
     In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
     What the timeline's step frees of the step before (a batch, under NO_SHARD gradients) the first has not got.
     """
+    lazy = plan.startup.resume == "none" and not plan.strategy_row.masters
     events, states, body = _parts(timeline, lazy)
     size = len(timeline.names)
     made = {ident for ident, delta in body if delta > 0}
     inherited = _inheritance(timeline, body)
     moments = timeline.moment.tolist()[len(timeline.moment) - len(body) :]
-    first_update = moments.index(_STEP) if _STEP in moments else len(body)
+    update = moments.index(_STEP) if _STEP in moments else len(body)
+    before, after = delayed(plan, timeline.names, body[:update]), body[update:]
     for step in range(1, steps + 1):
-        for index, (ident, delta) in enumerate(body):
-            if step == 1 and index == first_update:
+        for index, (ident, delta) in enumerate([*before, *after]):
+            if step == 1 and index == len(before):
                 events += states
             if ident in made:
                 events.append((ident + step * size, delta))
             elif step > 1 and ident in inherited:
                 events.append((inherited[ident] + (step - 1) * size, delta))
-        if step == 1 and first_update == len(body):
+        if step == 1 and not after:
             events += states
     return events
-
-
-def streams(plan: Plan, timeline: Timeline, steps: int = 2) -> dict[int, int]:
-    """The stream of every ident of ``run`` that is not on the computation's own."""
-    if not plan.strategy_row.gathers:
-        return {}
-    found = {
-        ident: stream
-        for ident, name in enumerate(timeline.names)
-        for ending, stream in STREAMS.items()
-        if name.endswith(ending)
-    }
-    size = len(timeline.names)
-    return {ident + step * size: stream for ident, stream in found.items() for step in range(steps + 1)}
 
 
 def _parts(timeline: Timeline, lazy: bool) -> tuple[list[Event], list[Event], list[Event]]:

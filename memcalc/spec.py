@@ -65,12 +65,18 @@ class Model:
     """Blocks of each stage of a convolutional network, which halves height and width and doubles channels."""
     bottleneck: bool = False
     """Blocks of three convolutions, the middle one narrower."""
+    widths: tuple[int, ...] = ()
+    """Width of each layer of an MLP, where they differ."""
+    batch_norm: bool = False
+    """Each layer of an MLP is normalised over the batch."""
     features: int = 0
     """Elements of one input sample, for models that do not read tokens."""
     classes: int = 0
-    """Outputs of a classifier."""
+    """Outputs of a classifier; a BERT that has any says one class a sequence instead of masked words."""
     decoder_layers: int = 0
     """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
+    decoder_tokens: int = 0
+    """Tokens of the decoder's sequence, where it is not as long as the encoder's."""
     buckets: int = 0
     """Rows of a table of biases by distance (T5)."""
     gated: bool = False
@@ -81,12 +87,28 @@ class Model:
     """The output head is the token embedding itself."""
     biases: tuple[str, ...] = ()
     """Which parts have a bias, of ``qkv``, ``out``, ``mlp``, ``head`` and ``norm`` (families llama and decoder)."""
+    fused_qkv: bool = False
+    """Query, key and value are one product."""
+    qk_norm: bool = False
+    """Each head's query and key are normalised."""
     norm: str = ""
     """``rms`` or ``layer``; blank is ``rms`` (family decoder)."""
+    activation: str = ""
+    """What an MLP applies, such as ``gelu``; blank is the family's own: ``silu``, or ``relu`` of the family mlp."""
     positions: str = ""
     """``rotary``, ``learned`` or ``alibi``, a bias by distance; blank is ``rotary`` (family decoder)."""
+    rotary_dim: int = 0
+    """How much of a head's width is rotated; 0 is all of it."""
+    side_by_side: int = 0
+    """Norms of a block whose attention and MLP both read its input, 1 or 2; 0 where they follow each other."""
+    post_norm: bool = False
+    """What attention and MLP make is normalised, too (Gemma 2)."""
     embedding_norm: bool = False
     """The embedding is normalised (BLOOM)."""
+    scaled: tuple[str, ...] = ()
+    """Which are multiplied by a number, of ``embedding``, ``residual`` and ``logits``."""
+    capped: tuple[str, ...] = ()
+    """Which scores go through tanh, of ``attention`` and ``logits``."""
     parameters: int = 0
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0
@@ -101,8 +123,13 @@ class Model:
 
     @property
     def head_width(self) -> int:
-        """Width of one attention head."""
+        """Elements of one head."""
         return self.head_dim or self.hidden // max(self.heads, 1)
+
+    @property
+    def written_out(self) -> bool:
+        """Its scores are changed in a way that scaled_dot_product_attention cannot do without a bias of their size."""
+        return self.positions == "alibi" or "attention" in self.capped
 
     @property
     def blocks(self) -> int:

@@ -114,14 +114,14 @@ class Tape(Recorder):
         weight_dtype: str,
         compute_dtype: str,
         device: str,
-        fused_rms_norm: bool = True,
+        rms_norm: str = "fused",
         layout: Layout = Layout(),  # noqa: B008 - frozen
         reduces_in_place: bool = False,
     ) -> None:
         super().__init__()
         self.weights = {weight.name: weight for weight in weights}
         self.weight_dtype, self.compute_dtype, self.device = weight_dtype, compute_dtype, device
-        self.fused_rms_norm = fused_rms_norm
+        self.rms_norm = rms_norm
         self.layout = layout
         self.reduces_in_place = reduces_in_place
         """Collectives between ranks of tensor parallel work in place, as Megatron's do and torch's do not."""

@@ -87,11 +87,27 @@ class _Work:
 
 # The product that ends a block. A block of the MLP ends with a ReLU and one of BERT with a LayerNorm, whose saved
 # tensors need it to be run again.
-_LAST = {"gpt2": ".mlp.c_proj.weight", "llama": ".mlp.down_proj.weight", "vit": ".mlp.fc2.weight"}
+_LAST = {
+    "gpt2": ".mlp.c_proj.weight",
+    "llama": ".mlp.down_proj.weight",
+    "decoder": ".mlp.down_proj.weight",
+    "vit": ".mlp.fc2.weight",
+}
 
 # Operations a block starts in forward, counted in trainers/models; backward starts about twice as many. A layer of
 # a model known by its size is taken for a GPT block. Each expert of a mixture starts six more.
-_OPERATIONS = {"bert": 16, "gpt2": 14, "llama": 25, "mlp": 2, "moe": 45, "resnet": 10, "size": 14, "t5": 28, "vit": 14}
+_OPERATIONS = {
+    "bert": 16,
+    "decoder": 25,
+    "gpt2": 14,
+    "llama": 25,
+    "mlp": 2,
+    "moe": 45,
+    "resnet": 10,
+    "size": 14,
+    "t5": 28,
+    "vit": 14,
+}
 
 
 @lru_cache(maxsize=64)
@@ -192,12 +208,12 @@ def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
 def _forward_flops(plan: Plan, work: _Work) -> tuple[float, float]:
     """FLOPs of one forward pass, and of what checkpointing runs again, for one micro batch.
 
-    Two per multiplied parameter and row; attention adds ``4 h`` a pair of query and key, half of it where the
+    Two per multiplied parameter and row; attention adds four times the heads' width a pair of query and key, half of it where the
     kernel skips what a causal mask hides (Dao 2023, FlashAttention-2, section 3.1).
     """
     masked, full = plan.family.pairs(plan.model, plan.tokens)
     skips = plan.kernel in ("flash", "efficient")
-    attention = 4 * plan.model.hidden * (masked * (0.5 if skips else 1.0) + full)
+    attention = 4 * plan.model.heads * plan.model.head_width * (masked * (0.5 if skips else 1.0) + full)
     again = 0.0
     if plan.checkpoint_every:
         again = 2 * work.blocks + attention

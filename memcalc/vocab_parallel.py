@@ -47,13 +47,13 @@ def gather_logits(t: Tape, logits: Tensor) -> Tensor:
     return gathered
 
 
-def in_place_loss(t: Tape, logits: Tensor, targets: Tensor, *, copied: bool) -> Tensor:
+def in_place_loss(t: Tape, logits: Tensor, *, copied: bool) -> Tensor:
     """Megatron's vocabulary-parallel cross-entropy: the maximum is subtracted from float32 logits in place, and they
     become the softmax, which becomes their gradient.
 
     bigscience-workshop/Megatron-DeepSpeed megatron/mpu/cross_entropy.py works on a ``copied`` tensor instead.
     """
-    shape, low, tokens = logits.shape, logits.dtype, targets.shape
+    shape, low, tokens = logits.shape, logits.dtype, logits.shape[:-1]
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         softmax = node.saved[0]

@@ -10,6 +10,7 @@ import dataclasses
 from hypothesis import strategies as st
 
 from memcalc.compute import FLOAT8, Compute
+from memcalc.implementation import Implementation
 from memcalc.layout import Layout
 from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
@@ -20,11 +21,14 @@ from memcalc.strategies import STRATEGIES
 from memcalc.update import Update
 
 __all__ = [
+    "ALLOCATORS",
     "DROPOUT",
     "attentions",
     "berts",
+    "decoders",
     "divided",
     "gpt2s",
+    "implementations",
     "llamas",
     "losses",
     "megatrons",
@@ -45,8 +49,10 @@ __all__ = [
     "worlds",
 ]
 
+# As people set PYTORCH_CUDA_ALLOC_CONF.
+ALLOCATORS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[64:8,256:4,>:1]")
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "bert", "vit", "t5")
+DROPOUT = ("gpt2", "bert", "vit", "t5", "mlp")
 
 
 @st.composite
@@ -63,20 +69,42 @@ def gpt2s(draw: st.DrawFn, max_layers: int = 3) -> Model:
 
 @st.composite
 def llamas(draw: st.DrawFn, max_layers: int = 3) -> Model:
-    """Llama models of up to ``max_layers`` blocks, with grouped queries or without."""
+    """Llama models of up to ``max_layers`` blocks, with grouped queries or without, and its relatives."""
     kv_heads = draw(st.sampled_from([1, 2]))
     heads = kv_heads * draw(st.sampled_from([1, 2, 4]))
     return Model(
         name="drawn-llama", family="llama", layers=draw(st.integers(1, max_layers)),
         hidden=heads * draw(st.sampled_from([8, 16, 24])), heads=heads, kv_heads=kv_heads,
         ffn=draw(st.integers(1, 200)), vocab=draw(st.integers(2, 300)), context=draw(st.sampled_from([8, 16, 33])),
+        head_dim=draw(st.sampled_from([0, 10])), biases=draw(st.sampled_from([(), ("qkv",)])),
+        fused_qkv=draw(st.booleans()), qk_norm=draw(st.booleans()), tied=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
+def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
+    """Every option of the family decoder."""
+    model = draw(llamas(max_layers))
+    positions = draw(st.sampled_from(["", "rotary", "learned", "alibi"]))
+    side_by_side = draw(st.integers(0, 2))
+    norm = draw(st.sampled_from(["", "rms", "layer"]))
+    parts = st.sets(st.sampled_from(["qkv", "out", "mlp", "head", *["norm"] * (norm == "layer")]))
+    return dataclasses.replace(
+        model, name="drawn-decoder", family="decoder", norm=norm,
+        activation=draw(st.sampled_from(["", "silu", "gelu", "relu"])), gated=draw(st.booleans()), positions=positions,
+        rotary_dim=draw(st.sampled_from([0, 4])), side_by_side=side_by_side, biases=tuple(sorted(draw(parts))),
+        post_norm=not side_by_side and draw(st.booleans()), embedding_norm=draw(st.booleans()),
+        scaled=tuple(sorted(draw(st.sets(st.sampled_from(["embedding", "residual", "logits"]))))),
+        capped=tuple(sorted(draw(st.sets(st.sampled_from(["attention", "logits"]))))),
     )  # fmt: skip
 
 
 @st.composite
 def berts(draw: st.DrawFn, max_layers: int = 3) -> Model:
-    """BERT models of up to ``max_layers`` blocks."""
-    return dataclasses.replace(draw(gpt2s(max_layers)), name="drawn-bert", family="bert", types=draw(st.integers(1, 3)))
+    """BERT models of up to ``max_layers`` blocks, of masked words or classes."""
+    model = draw(gpt2s(max_layers))
+    types, classes = draw(st.integers(1, 3)), draw(st.sampled_from([0, 0, 5]))
+    return dataclasses.replace(model, name="drawn-bert", family="bert", types=types, classes=classes)
 
 
 @st.composite
@@ -84,7 +112,7 @@ def moes(draw: st.DrawFn, max_layers: int = 2) -> Model:
     """Llama with a mixture of up to five experts, and a shared one or none."""
     experts = draw(st.integers(1, 5))
     return dataclasses.replace(
-        draw(llamas(max_layers)), name="drawn-moe", family="moe", experts=experts, top_k=draw(st.integers(1, experts)),
+        draw(llamas(max_layers)), name="drawn-moe", family="moe", tied=False, experts=experts, top_k=draw(st.integers(1, experts)),
         shared_ffn=draw(st.sampled_from([0, 7, 64])),
     )  # fmt: skip
 
@@ -126,10 +154,14 @@ def resnets(draw: st.DrawFn) -> Model:
 
 @st.composite
 def mlps(draw: st.DrawFn, max_layers: int = 4) -> Model:
-    """Layers of equal width."""
+    """Layers of equal width, or each of its own, with any activation."""
+    layers = draw(st.integers(1, max_layers))
+    widths = st.lists(st.integers(1, 300), min_size=layers, max_size=layers).map(tuple)
     return Model(
-        name="drawn-mlp", family="mlp", layers=draw(st.integers(1, max_layers)), hidden=draw(st.integers(1, 300)),
-        features=draw(st.integers(1, 300)), classes=draw(st.integers(1, 20)),
+        name="drawn-mlp", family="mlp", layers=layers, hidden=draw(st.integers(1, 300)),
+        features=draw(st.integers(1, 300)), classes=draw(st.integers(1, 20)), batch_norm=draw(st.booleans()),
+        widths=draw(st.one_of(st.just(()), widths)),
+        activation=draw(st.sampled_from(["", "tanh", "gelu", "elu", "leaky_relu", "identity"])),
     )  # fmt: skip
 
 
@@ -161,7 +193,7 @@ def megatrons(draw: st.DrawFn, max_layers: int = 2) -> Model:
 
 def token_models() -> st.SearchStrategy[Model]:
     """Models that read tokens."""
-    return st.one_of(gpt2s(), llamas(), berts(), moes())
+    return st.one_of(gpt2s(), llamas(), decoders(), berts(), moes())
 
 
 def shaped_models() -> st.SearchStrategy[Model]:
@@ -216,14 +248,16 @@ def pipelines(draw: st.DrawFn, model: Model) -> Layout:
 
 
 @st.composite
-def losses(draw: st.DrawFn, device: str, tokens: int) -> Loss:
+def losses(draw: st.DrawFn, device: str, tokens: int, scaled: bool) -> Loss:
     """Every form of the loss, whole or in chunks."""
     form = draw(st.sampled_from(LOSS_FORMS if device == "cuda" else ("plain", "compiled")))
     chunks = 0 if form == "cut" else draw(st.sampled_from([0, 0, *range(1, min(tokens, 4) + 1)]))
-    chunk_head = bool(chunks) and form != "fused-linear" and draw(st.booleans())
+    chunk_head = bool(chunks) and form != "fused-linear" and not scaled and draw(st.booleans())
     return Loss(
         form=form, chunks=chunks, chunk_head=chunk_head, vocab_multiple=draw(st.sampled_from([1, 64])),
         shift_copy=form not in ("fused-linear", "cut") and not chunks and draw(st.booleans()),
+        float32_output=form not in ("fused-linear", "cut") and not chunk_head and draw(st.booleans()),
+        converted=form not in ("fused-linear", "cut") and not chunk_head and draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -262,10 +296,11 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     written_out = FAMILIES[chosen.family].written_out
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
-    loss = draw(losses(device, tokens)) if tokens else Loss()
     float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
     reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
     offloads = not reentrant and chosen.family != "size" and draw(st.booleans())
+    scaled = "logits" in (*chosen.scaled, *chosen.capped)
+    loss = draw(losses(device, tokens, scaled)) if tokens and not chosen.classes else Loss()
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -280,7 +315,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         checkpoint_every=checkpoint_every,
         reentrant=reentrant,
         attention=draw(st.sampled_from(attentions(device, precision, dropout)))
-        if chosen.heads and not written_out
+        if chosen.heads and not written_out and not chosen.written_out
         else "auto",
         dropout=dropout,
         loss_dtype=draw(
@@ -294,8 +329,20 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         update=update,
         compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=offloads),
         device=device,
+        implementation=draw(implementations(chosen)),
+        allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
     )
+
+
+@st.composite
+def implementations(draw: st.DrawFn, model: Model) -> Implementation:
+    """How a model's code may be written."""
+    drawn = {
+        field.name: draw(st.sampled_from(sorted(field.metadata["choices"])))
+        for field in dataclasses.fields(Implementation)
+    }
+    return Implementation.suited(model, drawn)
 
 
 @st.composite
@@ -306,7 +353,8 @@ def divided(draw: st.DrawFn) -> Plan:
     if model.family != "megatron":
         model = dataclasses.replace(model, ffn=4 * -(-model.ffn // 4))
     megatron = model.family == "megatron"
-    precision = draw(st.sampled_from(["fp32", "bf16"])) if megatron else drawn.precision
+    plain = [name for name in precisions(drawn.strategy) if not PRECISIONS[name].autocast]
+    precision = draw(st.sampled_from(plain)) if megatron else drawn.precision
     low = PRECISIONS[precision].compute != "float32"
     flash = drawn.device == "cuda" and low and not (megatron and model.positions == "alibi")
     tensor = draw(st.sampled_from([n for n in (1, 2, 4) if not model.kv_heads % n]))
@@ -318,7 +366,8 @@ def divided(draw: st.DrawFn) -> Plan:
     )  # fmt: skip
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
-        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.ranks * layout.model_parallel, nodes=1,
+        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
+        implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
         loss_dtype="float32", keep_logits=False, compute=Compute(),

@@ -21,7 +21,8 @@ from memcalc.ledger import ledger
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.replay import replay
-from memcalc.reserved import STREAMS, replayed, run, streams
+from memcalc.reserved import replayed, run
+from memcalc.streams import STREAMS, stream_of
 
 MIB = 2**20
 KIB = 2**10
@@ -279,6 +280,69 @@ def test_a_page_with_a_block_in_use_stays() -> None:
     assert allocator.reserved == 40 * MIB  # the first page goes, the second holds 10 of the second block
 
 
+# What pytorch's own tests expect of a GPU: test/test_cuda.py. None of these numbers comes from here.
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "block"),
+    [
+        ("", 84, 84),
+        ("roundup_power2_divisions:4", 84, 96),  # power2_div(84 MiB, 4): 64 and steps of 16
+        ("garbage_collection_threshold:0.5,max_split_size_mb:40", 84, 84),
+        ("roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]", 84, 88),  # power2_div(84 MiB, 8)
+        ("roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]", 400, 512),  # power2_div(400 MiB, 2)
+        ("release_lock_on_cudamalloc:True", 84, 84),
+    ],
+)
+def test_test_allocator_settings(options: str, size: int, block: int) -> None:
+    """test_allocator_settings: active bytes of torch.rand(21 Mi) and torch.rand(100 Mi) in float32."""
+    assert replay([(0, size * MIB)], AllocatorOptions.parse(options)).peak_allocated == block * MIB
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "foo:1,bar:2",
+        "garbage_collection_threshold:1.2",
+        "max_split_size_mb:2",
+        "release_lock_on_cudamalloc:none",
+        "pinned_use_cuda_host_register:none",
+        "pinned_num_register_threads:none",
+        "pinned_num_register_threads:1024",
+    ],
+)
+def test_test_allocator_settings_refuses(options: str) -> None:
+    with pytest.raises(InputError):
+        AllocatorOptions.parse(options)
+
+
+def test_test_max_split_expandable() -> None:
+    """test_max_split_expandable: 120 MiB are allowed; three times 40 fit, a fourth does not, and then 120 do."""
+    three = [(ident, 40 * MIB) for ident in range(3)]
+    for text in ("max_split_size_mb:40", "max_split_size_mb:40,expandable_segments:True"):
+        options = AllocatorOptions.parse(f"{text},per_process_memory_fraction:1.0")
+        assert replay([*three, (3, 40 * MIB)], options, capacity=120 * MIB).refused is not None
+        freed = [(ident, -40 * MIB) for ident in range(3)]
+        assert replay([*three, *freed, (3, 120 * MIB)], options, capacity=120 * MIB).refused is None
+
+
+def test_test_garbage_collect_expandable() -> None:
+    """test_garbage_collect_expandable: of 120 MiB two times 40 are used and freed, then 80 can be had."""
+    events = [(0, 40 * MIB), (1, 40 * MIB), (0, -40 * MIB), (1, -40 * MIB), (2, 80 * MIB)]
+    for text in ("", "expandable_segments:True,"):
+        options = AllocatorOptions.parse(f"{text}garbage_collection_threshold:0.5,per_process_memory_fraction:1.0")
+        assert replay(events, options, capacity=120 * MIB).refused is None
+
+
+def test_test_allocate_in_thread_to_pool() -> None:
+    """test_allocate_in_thread_to_pool: 16 B, then ten times a, b and a + b of 20 MiB: 4 segments, 2 if expandable."""
+    events = [(0, 16)]
+    for _ in range(10):
+        events += [(1, 20 * MIB), (2, 20 * MIB), (3, 20 * MIB), (1, -20 * MIB), (2, -20 * MIB), (3, -20 * MIB)]
+    assert replay(events).segments == 4
+    assert replay(events, EXPANDABLE).segments == 2
+
+
 # Options: c10/test/core/AllocatorConfig_test.cpp states these values.
 
 
@@ -511,7 +575,7 @@ def test_after_the_second_step_nothing_more_is_reserved(name: str, options: Allo
 @settings(max_examples=40, deadline=None)
 def test_a_run_is_construction_and_steps_that_repeat(plan: Plan) -> None:
     timeline = ledger(plan)
-    totals = [sum(size for _, size in run(timeline, steps)) for steps in (1, 2, 3)]
+    totals = [sum(size for _, size in run(plan, timeline, steps)) for steps in (1, 2, 3)]
     assert totals[0] == totals[1] == totals[2]
     found = replayed(plan, timeline)
     assert found.peak_reserved >= found.peak_allocated >= timeline.peak().bytes
@@ -522,7 +586,7 @@ def test_a_run_is_construction_and_steps_that_repeat(plan: Plan) -> None:
 def test_the_optimizers_states_come_after_the_first_backward() -> None:
     plan = NAMED["single"]
     timeline = ledger(plan)
-    events = run(timeline, 1)
+    events = run(plan, timeline, 1)
     states = [
         i for i, (ident, _) in enumerate(events) if timeline.names[ident % len(timeline.names)].endswith(" state")
     ]
@@ -535,8 +599,8 @@ def test_the_optimizers_states_come_after_the_first_backward() -> None:
 def test_collectives_of_fully_shard_have_streams_of_their_own() -> None:
     plan = NAMED["fsdp"]
     timeline = ledger(plan)
-    assert set(streams(plan, timeline).values()) == set(STREAMS.values())
-    assert streams(NAMED["ddp"], ledger(NAMED["ddp"])) == {}
+    assert set(stream_of(plan, timeline.names).values()) == set(STREAMS["2"].values())
+    assert stream_of(NAMED["ddp"], ledger(NAMED["ddp"]).names) == {}
     found = replayed(plan, timeline)
     # The shards of the gradients, 6.74e9 parameters / 8 ranks * 4 B, are all on the reduce-scatter's stream.
     shards = sum(weight.numel for weight in plan.family.weights(plan.model)) / 8 * 4

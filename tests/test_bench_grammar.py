@@ -33,6 +33,10 @@ def test_a_row_said_in_full_becomes_its_plan() -> None:
         ("fsdp_no_shard2", "2", "fsdp-no-shard", 2),
         ("zero1+dp2 (torch ZeroRedundancyOptimizer)", "2", "zero-1", 2),
         ("ddp+dp8+tp1+pp1", "8", "ddp", 8),
+        ("fsdp2+tp4", "8", "fsdp-full-shard", 8),
+        ("fsdp2+cp4", "8", "fsdp-full-shard", 8),
+        ("ddp+dp1+tp1+pp4", "4", "ddp", 4),
+        ("ddp+dp2+tp2+pp2+vp2", "8", "ddp", 8),
     ],
 )
 def test_strategies_that_are_there(text: str, cards: str, strategy: str, ranks: int) -> None:
@@ -43,10 +47,7 @@ def test_strategies_that_are_there(text: str, cards: str, strategy: str, ranks: 
 @pytest.mark.parametrize(
     ("text", "cards", "missing"),
     [
-        ("fsdp2+tp4", "8", ["tensor parallel"]),
-        ("fsdp2+cp4", "8", ["context parallel"]),
-        ("ddp+dp1+tp1+pp4", "4", ["pipeline parallel"]),
-        ("tp4+pp16+dp1", "64", ["tensor parallel", "pipeline parallel"]),
+        ("tp4+pp16+dp2", "128", ["data parallel of a kind that is not stated"]),
         ("zero1+dp8+tp1+pp1", "8", ["DeepSpeed's or Megatron's ZeRO 1"]),
         ("zero3[8]", "8", ["DeepSpeed's ZeRO 3"]),
         ("hsdp8", "8", ["hybrid sharding"]),
@@ -89,10 +90,10 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "missing"),
     [
-        ({"compute_dtype": "fp8(linear)+bf16"}, "8-bit and 4-bit matrix products"),
+        ({"compute_dtype": "mxfp8"}, "8-bit and 4-bit matrix products"),
         ({"param_dtype": "nf4 base + bf16"}, "quantised weights"),
         ({"param_dtype": "int4 (gptq) base"}, "quantised weights"),
-        ({"param_dtype": "fp16+fp32 master"}, "16-bit weights with float32 master copies"),
+        ({"param_dtype": "fp16+fp32 master"}, "weights in fp16+fp32 master with compute in bf16"),
         ({"param_dtype": ""}, "dtypes are not stated"),
         ({"compute_dtype": "bf16 (autocast)"}, "weights in bf16 with compute in bf16 autocast"),
         ({"optimizer_state_dtype": "fp32"}, "optimizer state dtype fp32 beside weights in bf16"),

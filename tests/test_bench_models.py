@@ -20,7 +20,7 @@ from tests.published_rows import LLAMA, MLP, lacks_of, plan_of, row_of
         ("torchvision resnet50", "convolutional nets"),
         ("vit_base_patch16_224", "vision transformers"),
         ("Mixtral-8x7B", "Mixture of Experts"),
-        ("Megatron-DeepSpeed GPT 181B", "Megatron's GPT layers"),
+        ("Megatron HYBRID layers h1024", "Megatron's GPT layers"),
         ("Gemma-2-27b", "Gemma's layers (soft caps, its own norm)"),
         ("something new", "none for 'something new'"),
     ],

@@ -8,10 +8,12 @@ import pytest
 
 from memcalc import ops
 from memcalc.estimate import estimate
+from memcalc.implementation import Implementation
 from memcalc.ledger import ledger
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
-from memcalc.recommend import recommend
+from memcalc.recommend import recommend, remedies
+from memcalc.search import search
 from memcalc.spec import Weight
 from memcalc.tape import Tape, Tensor
 from memcalc.units import format_both, format_bytes
@@ -40,6 +42,21 @@ def test_c10_one_linear_layer_in_decimal_units() -> None:
     assert (format_bytes(held), format_bytes(held, binary=True)) == ("2 GB", "1.863 GiB")
 
 
+def test_c11_activations_of_llama_7b_written_out() -> None:
+    """OpenLMLab/LOMO issue 16 and cli99/llm-analysis issue 18: LLaMA-7B, batch 8 of 512 tokens in float16 keeps 45.61 GB
+    by the LOMO paper; 12·b·s·h·L is 12.0 GB and 34·s·b·h + 5·a·s²·b is 27.0 GiB, both too low: three products of the
+    MLP, norms and softmax in float32, logits."""
+    plan = trained(
+        "llama-2-7b", tokens=512, micro_batch=8, precision="fp16", attention="eager", torch="2.0",
+        implementation=Implementation(norm="python", softmax="float32"),
+    )  # fmt: skip
+    timeline = ledger(plan)
+    kept = timeline.at_moment("loss", "activations") + timeline.at_moment("loss", "temporary")
+    assert 36 < kept / GB < 50
+    s, b, h, a, layers = 512, 8, 4096, 32, 32
+    assert kept > layers * (34 * s * b * h + 5 * a * s * s * b) > 12 * b * s * h * layers
+
+
 def test_c12_attention_matrices_of_phi_3() -> None:
     """NVIDIA/Megatron-LM issue 965: 32 heads, 4096 tokens, 16 bit: 1024 MiB of scores, 2560 MiB kept by a layer
     with dropout; nothing of it with a fused kernel."""
@@ -65,6 +82,13 @@ def test_c13_logits_of_a_vocabulary_of_151936_at_32k_tokens() -> None:
     assert timeline.peak().by_category["temporary"] >= 2 * 32768 * QWEN_VOCAB * 4
 
 
+def test_c13_a_loss_in_chunks_is_named_as_the_remedy() -> None:
+    """The same report, a model of one layer: whole logits do not fit a card of 80 GB, and in 8 chunks they do."""
+    model = dataclasses.replace(MODELS["llama-3-8b"], layers=1, vocab=QWEN_VOCAB, context=32768)
+    plan = trained(model, precision="bf16", gpu="a100-80gb")
+    assert "--loss-chunks 8 --chunk-head" in remedies(search(plan, precisions=["bf16"], checkpoints=[1]))
+
+
 def test_c14_checkpoints_of_131072_tokens() -> None:
     """huggingface/accelerate pull request 4175: 36 layers of width 4096 in bfloat16 keep 36 GiB (38.65 GB) of inputs to
     checkpointed blocks for 131,072 tokens."""
@@ -88,6 +112,18 @@ def test_c24_sharding_is_no_cure_where_activations_dominate() -> None:
     first = recommend(plan, global_batch=8 * 128, precisions=["fp32"]).plans[0].plan
     assert first.strategy == "ddp"
     assert first.checkpoint_every or first.micro_batch < 128
+
+
+def test_scores_are_what_two_messages_ask_for() -> None:
+    """huggingface/accelerate issue 1864, StarCoder at 8192 tokens: 12.00 GiB are 48 heads' scores in float32.
+    tloen/alpaca-lora issue 329, LLaMA-7B, 8 samples of 512 tokens: 128 MiB are 32 heads' scores in float16."""
+    written_out = Implementation(softmax="float32")
+    starcoder = dataclasses.replace(MODELS["starcoder"], layers=1)
+    timeline = ledger(trained(starcoder, tokens=8192, precision="bf16", attention="eager", implementation=written_out))
+    assert 12 * GIB in timeline.delta
+    llama = dataclasses.replace(MODELS["llama-2-7b"], layers=1)
+    timeline = ledger(trained(llama, tokens=512, micro_batch=8, precision="fp16", attention="eager"))
+    assert largest(timeline, "layers.0.self_attn scores") == 128 * MIB
 
 
 def test_c33_a_formula_in_bytes_needs_no_element_size() -> None:

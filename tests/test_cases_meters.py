@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from memcalc.estimate import Range, estimate, verdict
+from memcalc.estimate import estimate, verdict
 from memcalc.hardware import GPUS
 from memcalc.ledger import ledger
 from memcalc.meters import explain
 from memcalc.plan import Plan
+from memcalc.reserved import Range
 from memcalc.units import format_both, format_bytes, parse_bytes
 from tests.figures import GIB, MIB, sized, trained
 
@@ -37,8 +38,8 @@ def test_c41_83_gb_fit_a_card_of_80_gib() -> None:
     assert parse_bytes("83GB") < parse_bytes("80GiB")
     plan = trained("gpt2", tokens=64, gpu="a100-80gb")
     card = GPUS["a100-80gb"]
-    assert verdict(plan, Range(low=83 * 10**9, high=83 * 10**9), card) == "fits"
-    assert verdict(plan, Range(low=86 * 10**9, high=86 * 10**9), card) == "does-not-fit"
+    for size, said in ((83 * 10**9, "fits"), (86 * 10**9, "does-not-fit")):
+        assert verdict(plan, Range(low=size, point=size, high=size), card) == said
 
 
 def test_c41_a_host_of_16_gb_has_14_9_gib() -> None:

@@ -19,6 +19,15 @@ def test_c30_factors_that_are_no_whole_number_and_three_matrices() -> None:
     assert parameters(trained(model, tokens=8)) == 68_976_648_192
 
 
+def test_c30_qwen_1_5_72b_has_biases_and_three_matrices() -> None:
+    """The same issue: 56.19e9 were said of 72,287,920,128."""
+    model = dataclasses.replace(
+        MODELS["qwen2.5-72b"], name="qwen1.5-72b", kv_heads=64, ffn=24576, vocab=152064, context=4096
+    )
+    assert model.biases == ("qkv",)
+    assert parameters(trained(model, tokens=8)) == 72_287_920_128
+
+
 def test_every_case_of_the_page_has_a_test_and_no_other() -> None:
     here = Path(__file__).parent
     page = (here.parent / "docs" / "validation" / "cases.md").read_text(encoding="utf-8")
@@ -28,7 +37,7 @@ def test_every_case_of_the_page_has_a_test_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "count"), [("t5-base", 222_903_552), ("gpt2", 124_439_808), ("llama-2-7b", 6_738_415_616)]
+    ("name", "count"), [("t5-base", 222_903_552), ("gpt2", 124_439_808), ("gemma-2b", 2_506_172_416)]
 )
 def test_c31_shared_tensors_are_counted_once(name: str, count: int) -> None:
     """TylerYep/torchinfo issues 377 and 322, huggingface/accelerate issue 3308."""

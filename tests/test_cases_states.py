@@ -15,6 +15,7 @@ from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.reserved import replayed
+from memcalc.startup import Startup
 from memcalc.timeline import CATEGORIES, MOMENTS
 from tests.figures import GB, GIB, MIB, parameters, peak, sized, trained
 
@@ -109,6 +110,20 @@ def test_c23_no_sync_keeps_whole_gradients_under_fsdp() -> None:
     assert held(2) / GIB == pytest.approx(29.9, rel=0.01)
     plan = trained("llama-3-8b", tokens=8, strategy="fsdp-full-shard", ranks=8)
     assert ledger(plan).at_moment("step", "gradients") / GIB == pytest.approx(3.74, rel=0.01)
+
+
+def test_c25_resuming_and_saving_are_moments_of_their_own() -> None:
+    """NVIDIA/Megatron-LM pull requests 4638 and 3920: a fresh run fits, and a resumed one, whose states are there from
+    the start, dies in its first forward. pytorch issue 110479 and others: a full state dict on every rank needs the
+    whole model as often in RAM, 4 B a parameter of Llama-3-8B on each of 8 ranks."""
+    plan = trained("gpt2", tokens=512, micro_batch=8, precision="bf16", attention="flash", optimizer_kind="fused")
+    resumed = dataclasses.replace(plan, startup=Startup(resume="host"))
+    first = [replayed(each, ledger(each), steps=1).peak_allocated for each in (plan, resumed)]
+    assert first[1] - first[0] == pytest.approx(4 * 124439808, rel=0.05)
+    loaded = ledger(dataclasses.replace(plan, startup=Startup(resume="device"))).peak().by_moment
+    assert loaded["resume"] == pytest.approx((2 + 2 + 4) * 124439808, rel=0.02)
+    sharded = estimate(trained("llama-3-8b", tokens=64, strategy="fsdp-full-shard", ranks=8))
+    assert any("a whole state dict takes 32.121 GB (29.915 GiB) of RAM on every rank" in s for s in sharded.assumptions)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_factors_in_8_bit_pass_by_and_nothing_less_is_kept() -> None:
     assert tensorwise["loss"] == plain["loss"]
     # At most a down projection's: its input and its weight, a byte each.
     assert S * H + F * H <= tensorwise["forward"] - plain["forward"] <= S * F + F * H
-    assert 0 < tensorwise["backward"] - plain["backward"] <= S * F + F * H + S * H
+    assert 0 <= tensorwise["backward"] - plain["backward"] <= S * F + F * H + S * H
 
 
 def test_each_product_casts_its_factors_twice_and_its_gradient_once_or_twice() -> None:

@@ -9,7 +9,10 @@ import pytest
 from memcalc.estimate import estimate, holding_gpus
 from memcalc.hardware import GPUS
 from memcalc.models import MODELS, Model
+from memcalc.outside import outside
 from memcalc.plan import Plan
+from memcalc.reserved import replayed
+from memcalc.units import format_both
 
 GB, MIB = 10**9, 2**20
 
@@ -71,6 +74,29 @@ def test_cublas_workspaces_of_a_known_card_are_counted_until_torch_2_15(gpu: str
     without = estimate(GPT2).peak.bytes
     assert estimate(dataclasses.replace(GPT2, gpu=gpu)).peak.bytes == without + 2 * workspace
     assert estimate(dataclasses.replace(GPT2, gpu=gpu, torch="2.15")).peak.bytes == without
+
+
+def test_what_blocks_hold_beside_their_tensors_is_said() -> None:
+    plan = dataclasses.replace(GPT2, model=MODELS["gpt2-xl"])
+    found = estimate(plan)
+    beside = replayed(plan, found.timeline).peak_allocated - found.peak.bytes
+    assert 0 < beside < 0.02 * found.peak.bytes
+    assert any(f"may be {format_both(beside)} higher" in line for line in found.assumptions)
+    expandable = estimate(dataclasses.replace(plan, allocator="expandable_segments:True"))
+    assert not any("higher" in line for line in expandable.assumptions)
+    assert expandable.reserved.point < found.reserved.point
+
+
+def test_a_full_card_makes_the_allocator_give_its_cache_back() -> None:
+    """release_cached_blocks: what does not fit with the cache may fit without it."""
+    plan = dataclasses.replace(GPT2, model=MODELS["gpt2-xl"], torch="2.15", gpu="a100-40gb")
+    found, free = estimate(plan).reserved, estimate(dataclasses.replace(plan, gpu="a100-80gb")).reserved
+    capacity = GPUS["a100-40gb"].usable_bytes - outside(plan, GPUS["a100-40gb"]).point
+    assert free.low == found.low < found.point <= capacity < free.point
+    assert free.high == found.high, "what it would like to have is said all the same"
+    # Where not even that is enough, what it would like to have is the point too.
+    small = estimate(dataclasses.replace(plan, gpu="t4")).reserved
+    assert small == free
 
 
 def test_more_ranks_add_a_communicator_to_the_device_meter() -> None:

@@ -18,7 +18,7 @@ LAYERS = [
     ["catalog"],
     ["precision", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
-    ["replay"],
+    ["replay", "allocator_history"],
     ["recorder"],
     ["groups", "schedules", "engines"],
     ["layout"],
@@ -42,7 +42,8 @@ LAYERS = [
     ["plan"],
     ["sharding", "stages"],
     ["parallel", "pipeline"],
-    ["ledger", "reserved"],
+    ["ledger", "streams"],
+    ["reserved"],
     ["outside"],
     ["estimate"],
     [

@@ -9,12 +9,15 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memcalc.allocator import Allocator
+from memcalc.allocator_options import AllocatorOptions
 from memcalc.compute import Compute
 from memcalc.estimate import estimate
 from memcalc.layout import Layout
 from memcalc.ledger import ledger, peaks
 from memcalc.models import FAMILIES, Model
 from memcalc.plan import Plan
+from memcalc.reserved import replayed, run
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 from memcalc.update import Update
 from tests.plans import plans, shaped_models, token_models
@@ -22,6 +25,7 @@ from tests.plans import plans, shaped_models, token_models
 settings.register_profile("laws", deadline=None, max_examples=60)
 settings.load_profile("laws")
 
+MIB = 2**20
 STATES = ("parameters", "gradients", "optimizer")
 
 
@@ -188,13 +192,14 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
 def deeper_model(model: Model, blocks: int) -> Model:
     if model.stages:
         return dataclasses.replace(model, stages=(*model.stages[:-1], model.stages[-1] + blocks))
-    return dataclasses.replace(model, layers=model.layers + blocks)
+    widths = (*model.widths, *[model.widths[-1]] * blocks) if model.widths else ()
+    return dataclasses.replace(model, layers=model.layers + blocks, widths=widths)
 
 
 def wider_model(model: Model) -> Model:
     step = model.heads or 1
     extra = {"features": model.features + 1} if model.family == "mlp" else {"ffn": model.ffn + 1} if model.ffn else {}
-    width = 2 * step if model.family in ("llama", "moe") else step
+    width = 2 * step if model.family in ("llama", "decoder", "moe") else step
     return dataclasses.replace(model, hidden=model.hidden + width, **extra)
 
 
@@ -214,6 +219,44 @@ def test_meters_are_in_order(plan: Plan) -> None:
     assert found.reserved.low <= found.device.low <= found.device.high
     assert found.reserved.high <= found.device.high
     assert found.host >= 0
+
+
+@given(plans())
+def test_reserved_lies_between_the_tensors_and_all_that_was_ever_asked_for(plan: Plan) -> None:
+    if plan.device == "cpu":
+        return
+    found, timeline = estimate(plan), ledger(plan)
+    assert found.reserved.low == found.peak.bytes <= found.reserved.point <= found.reserved.high
+    held = replayed(plan, timeline)
+    assert held.peak_reserved % (2 * MIB) == 0
+    assert held.peak_allocated <= held.peak_reserved
+    # Were nothing ever reused, each request would have a segment of its own.
+    options, asked = plan.allocator_options, [size for _, size in run(plan, timeline) if size > 0]
+    segment = Allocator(options).segment_size
+    streams = len(held.by_stream)
+    assert held.peak_reserved <= sum(segment(options.round(size)) for size in asked) + 2 * streams * 20 * MIB
+
+
+@given(plans())
+def test_expandable_segments_hold_no_more_than_a_page_for_each_hole(plan: Plan) -> None:
+    """No law says that they hold less: best fit may split a block that a segment of its own had spared."""
+    if plan.device == "cpu":
+        return
+    timeline = ledger(plan)
+    held = replayed(plan, timeline, AllocatorOptions(expandable_segments=True))
+    assert held.peak_allocated == timeline.peak().bytes
+    assert held.segments <= 2 * len(held.by_stream)
+
+
+@given(plans())
+def test_a_card_with_room_changes_nothing_and_a_full_one_only_lowers_reserved(plan: Plan) -> None:
+    if plan.device == "cpu":
+        return
+    timeline = ledger(plan)
+    free = replayed(plan, timeline)
+    assert replayed(plan, timeline, capacity=free.peak_reserved).peak_reserved == free.peak_reserved
+    full = replayed(plan, timeline, capacity=free.peak_reserved - 2 * MIB)
+    assert full.peak_reserved < free.peak_reserved
 
 
 @given(plans())

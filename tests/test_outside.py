@@ -10,6 +10,7 @@ import pytest
 
 from memcalc.estimate import estimate
 from memcalc.hardware import GPUS, Bounds
+from memcalc.layout import Layout
 from memcalc.models import MODELS
 from memcalc.outside import communicators, context, device_range, outside
 from memcalc.plan import Plan
@@ -21,8 +22,8 @@ DDP = dataclasses.replace(GPT2, strategy="ddp", ranks=8)
 
 
 def laid_out(ranks: int, **degrees: int) -> Plan:
-    layout = SimpleNamespace(**{"tensor": 1, "context": 1, "pipeline": 1, "expert": 1} | degrees)
-    return cast(Plan, SimpleNamespace(ranks=ranks, layout=layout, **OF_A_PLAN))
+    fields = {"layout": Layout(**degrees), **OF_A_PLAN}  # type: ignore[arg-type]  # degrees alone are given
+    return cast(Plan, SimpleNamespace(ranks=ranks, **fields))
 
 
 OF_A_PLAN: dict[str, Any] = {"device": "cuda", "torch_version": (2, 6)}

@@ -12,6 +12,7 @@ import pytest
 
 from memcalc.bench.boundary import states
 from memcalc.estimate import estimate
+from memcalc.layout import Layout
 from memcalc.ledger import ledger
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
@@ -114,6 +115,35 @@ def test_megatrons_count_of_gpt_2_leaves_out_biases_and_positions() -> None:
 def test_megatrons_states_of_llama_2_7b() -> None:
     """The same report: 48,196.90 MiB are 6 + 12/8 B a parameter with the distributed optimizer over 8."""
     assert (6 + 12 / 8) * parameters(trained("llama-2-7b", tokens=8)) / MIB == pytest.approx(48196.90, abs=0.01)
+
+
+def test_megatrons_states_of_llama_2_7b_in_tensor_parallel_8() -> None:
+    """The same report: 14,463.07 MiB are 18 B of what the fullest rank holds, whose norms are whole."""
+    plan = trained("llama-2-7b", tokens=8, precision="bf16", ranks=8, layout=Layout(tensor=8))
+    assert 18 / 2 * ledger(plan).at_moment("start", "parameters") / MIB == pytest.approx(14463.07, abs=0.005)
+
+
+def test_megatrons_layer_of_gpt_3_with_sequence_parallel() -> None:
+    """The same report, GPT-3 175B over 8 ranks of tensor and sequence parallel: 102.0 MiB a layer for one sample, with
+    the scores recomputed or fused; what norms and the kernel keep for each token and head stands beside it."""
+    model = gpt(2, 12288, 96, 2048, 51200)
+    layout = Layout(tensor=8, sequence=True)
+    plan = trained(
+        dataclasses.replace(model, family="megatron"), precision="bf16", attention="flash", dropout=0.1, ranks=8,
+        layout=layout,
+    )  # fmt: skip
+    assert kept_by_a_layer(plan) == 102 * MIB + (2 * 8 + 4 * 96) * 2048 // 8
+
+
+def test_gradients_are_divided_with_the_weights() -> None:
+    """The cookbook's own example of pythia-6.9B in tensor parallel 2 prints the gradients of the whole model."""
+    held = [
+        ledger(trained("gpt2", tokens=64, precision="bf16", ranks=ranks, layout=Layout(tensor=ranks)))
+        for ranks in (1, 2)
+    ]
+    gradients, weights = ([each.at_moment("step", name) for each in held] for name in ("gradients", "parameters"))
+    assert gradients == weights
+    assert gradients[1] < 0.51 * gradients[0]
 
 
 def test_megatrons_activations_of_gpt_2_are_34_bytes() -> None:

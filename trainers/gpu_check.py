@@ -21,6 +21,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -39,6 +41,7 @@ from memcalc.hardware import GPUS
 from memcalc.plan import Plan
 from memcalc.sharding import fullest, greedy_partition
 from memcalc.training import Training
+from trainers import gpu_history
 from trainers.backends import ddp
 from trainers.gpu_cases import cases
 from trainers.gpu_report import TOLERANCE, facts, line, markdown
@@ -48,6 +51,7 @@ from trainers.process import Rank, join
 __all__ = ["main"]
 
 STEPS = 3
+HISTORIES = ("gpt2.single.1.bf16.none", "gpt2.fsdp-full-shard.8.amp-bf16.none")
 
 
 class Timeout(Exception):
@@ -87,9 +91,42 @@ def main(words: list[str] | None = None) -> int:
         write_text(path, json.dumps(report, indent=1) + "\n")
         write_text(path.with_suffix(".md"), markdown(report))
         print(" | ".join(line(report["cases"][-1])), flush=True)
+    if options.device == "cuda" and not options.only:
+        report["histories"] = histories(plans, options.out, options.seconds - (time.monotonic() - started))
+        write_text(path, json.dumps(report, indent=1) + "\n")
+        write_text(path.with_suffix(".md"), markdown(report))
     print(f"{path} and {path.with_suffix('.md').name} written in {time.monotonic() - started:.0f} s")
     states = {result["status"] for result in report["cases"]}
     return int("ok" not in states or not states.isdisjoint(("off", "error", "timeout")))
+
+
+def histories(plans: dict[str, Plan], folder: Path, seconds: float) -> list[dict[str, Any]]:
+    """The allocator's history of a few whole runs, with and without expandable segments, while there is time."""
+    found, started = [], time.monotonic()
+    for name in HISTORIES:
+        for options in ("", "expandable_segments:True"):
+            left = seconds - (time.monotonic() - started)
+            if name not in plans or left < 1:
+                continue
+            plan = replace(plans[name], allocator=options)
+            path = folder / f"history-{name}{'-expandable' * bool(options)}.json"
+            try:
+                with alarm(int(left)):
+                    found.append({"name": path.stem, **gpu_history.record(plan, partial(_bare_run, plan), path)})
+            except (Timeout, MemcalcError, RuntimeError, KeyError, AttributeError, TypeError) as error:
+                found.append({"name": path.stem, "status": "error", "message": first_line(error)})
+            clean_up("cuda")
+            print(json.dumps(found[-1]), flush=True)
+    return found
+
+
+def _bare_run(plan: Plan) -> None:
+    """Three steps without a meter."""
+    place = fullest_rank(plan)
+    with tempfile.TemporaryDirectory() as folder, fake_group(place):
+        settings = Training(steps=STEPS, measure_steps=0, data=text_for(plan, Path(folder)))
+        with join(place, plan.device, settings.seed) as process:
+            train(plan, settings, process)
 
 
 # -- one case --------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -88,8 +89,24 @@ def markdown(report: dict[str, Any]) -> str:
         f"# Measured on {found['device']}\n\n"
         f"{good} of {len(measured)} measured cases within {TOLERANCE:g} % of the allocated peak, with parameters, gradients and\n"
         "optimizer states equal to the byte. Written by `make gpu-check`; ranks above 1 are the fullest rank of a fake process group.\n\n"
-        f"{about}\n\n| {head} |\n|{'---|' * len(COLUMNS)}\n{rows}\n"
+        f"{about}\n\n| {head} |\n|{'---|' * len(COLUMNS)}\n{rows}\n{_histories(report.get('histories', ()))}"
     )
+
+
+def _histories(found: Sequence[dict[str, Any]]) -> str:
+    """What torch counted and what the replay of its own requests and frees holds, at their peaks."""
+    if not found:
+        return ""
+    lines = ["", "## The allocator's history, replayed", "", "| run | entries | meter | counted | replayed | result |"]
+    lines.append("|---|---|---|---|---|---|")
+    for run in found:
+        if "counted" not in run:
+            lines.append(f"| {run['name']} | - | - | - | - | {run['message']} |")
+            continue
+        for meter, counted in run["counted"].items():
+            sizes = f"{counted:,} | {run['replayed'][meter]:,}"
+            lines.append(f"| {run['name']} | {run['entries']} | {meter} | {sizes} | {run['status']} |")
+    return "\n".join(lines) + "\n"
 
 
 def _fact(name: str, value: object) -> str:

@@ -158,6 +158,8 @@ class _Run:
                 with self.autocast():
                     at(step, "forward")
                     output = prepared.model(self.inputs)
+                    if plan.loss.float32_output:
+                        output = output.float()
                     at(step, "loss")
                     loss = self.criterion(output, self.targets)
                     if not plan.keep_logits:

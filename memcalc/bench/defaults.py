@@ -1,8 +1,9 @@
 """What a blank cell means: the defaults of the framework a row's source used, each with where it is documented.
 
-Keys are columns of the file, and six things the file has no column for: ``torch`` (release), ``optimizer_kind``,
-``loss`` (how its logits are held), ``fsdp`` (1 or 2), ``allocator`` (PYTORCH_CUDA_ALLOC_CONF) and ``context`` (MiB
-outside of torch, lowest-highest).
+Keys are columns of the file, and what the file has no column for: ``torch`` (release), ``optimizer_kind``, ``loss`` (how
+its logits are held), ``fsdp`` (1 or 2), ``allocator`` (PYTORCH_CUDA_ALLOC_CONF), ``context`` (MiB outside of torch,
+lowest-highest), ``dropout FAMILY``, ``implementation FAMILY`` (fields of Implementation), ``qkv`` (one ``fused`` product),
+``head`` (its ``own`` matrix, even where the config ties it) and ``flash`` (takes queries as they are ``grouped``).
 """
 
 from __future__ import annotations
@@ -49,6 +50,28 @@ PYTORCH = {
     "torch": Default("2.13", "memcalc's own"),
 }
 
+# What the layers of transformers are written like.
+_TRANSFORMERS = {
+    "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),
+    "dropout gpt2": Default("0.1", "configuration_gpt2.py: resid_pdrop, embd_pdrop, attn_pdrop"),
+    "dropout t5": Default("0.1", "configuration_t5.py: dropout_rate"),
+    "flash": Default("grouped", "modeling_llama.py, LlamaFlashAttention2: k and v are not repeated"),
+    "implementation gpt2": Default(
+        "gelu=python", "configuration_gpt2.py: activation_function gelu_new, which is written out"
+    ),
+    "implementation llama": Default(
+        "norm=python, grouped=repeat, softmax=float32",
+        "modeling_llama.py: LlamaRMSNorm, repeat_kv, eager softmax in float32",
+    ),
+    "implementation decoder": Default(
+        "norm=python, softmax=float32", "modeling_granite.py: GraniteRMSNorm; softmax in float32"
+    ),
+    "implementation moe": Default(
+        "norm=python, grouped=repeat, softmax=float32", "modeling_mixtral.py: MixtralRMSNorm, repeat_kv"
+    ),
+    "implementation t5": Default("norm=python", "modeling_t5.py: T5LayerNorm"),
+}
+
 FRAMEWORKS = (
     Framework(
         name="Lightning Fabric",
@@ -62,6 +85,10 @@ FRAMEWORKS = (
         sources=("Lightning-AI/lightning-thunder",),
         defaults={
             "torch": Default("2.5", "nightly builds of mid-2024"),
+            "implementation llama": Default("norm=chain, grouped=repeat", "litgpt/model.py: RMSNorm in float32; repeat_interleave of k and v"),
+            "implementation decoder": Default("norm=chain, grouped=repeat, softmax=float32", "litgpt/model.py: the same, and scaled_dot_product_attention of capped scores"),
+            "qkv": Default("fused", "litgpt/model.py, CausalSelfAttention.qkv: v is a view of it"),
+            "head": Default("own", "litgpt/model.py, GPT: lm_head is a Linear of its own"),
             "loss": Default("logits, kept", "thunder/benchmarks/benchmark_litgpt.py: cross_entropy of logits, which stay bound"),
         },
     ),
@@ -70,6 +97,10 @@ FRAMEWORKS = (
         sources=("Lightning-AI/litgpt extensions/thunder",),
         defaults={
             "torch": Default("2.4", "extensions/thunder/README.md: a nightly build of 2.4"),
+            "implementation llama": Default("norm=chain, grouped=repeat", "litgpt/model.py: RMSNorm in float32; repeat_interleave of k and v"),
+            "implementation decoder": Default("norm=chain, grouped=repeat, softmax=float32", "litgpt/model.py: the same, and scaled_dot_product_attention of capped scores"),
+            "qkv": Default("fused", "litgpt/model.py, CausalSelfAttention.qkv: v is a view of it"),
+            "head": Default("own", "litgpt/model.py, GPT: lm_head is a Linear of its own"),
             "loss": Default("logits, kept", "extensions/thunder/pretrain.py: chunk_size=0, and logits stay bound"),
         },
     ),
@@ -77,6 +108,10 @@ FRAMEWORKS = (
         name="LitGPT",
         sources=("Lightning-AI/litgpt",),
         defaults={
+            "implementation llama": Default("norm=chain, grouped=repeat", "litgpt/model.py: RMSNorm in float32; repeat_interleave of k and v"),
+            "implementation decoder": Default("norm=chain, grouped=repeat, softmax=float32", "litgpt/model.py: the same, and scaled_dot_product_attention of capped scores"),
+            "qkv": Default("fused", "litgpt/model.py, CausalSelfAttention.qkv: v is a view of it"),
+            "head": Default("own", "litgpt/model.py, GPT: lm_head is a Linear of its own"),
             "loss": Default("chunked", "litgpt/utils.py: chunked_cross_entropy, chunk_size=128"),
         },
     ),
@@ -86,6 +121,7 @@ FRAMEWORKS = (
         defaults={
             "torch": Default("2.4", "README.md: a nightly build, then of 2.4"),
             "fsdp": Default("2", "torchtrain/parallelisms/parallelize_llama.py: fully_shard"),
+            "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtrain/models/llama/model.py: RMSNorm, repeat_kv, apply_rotary_emb"),
             "loss": Default("float32, kept", "train.py before pull request 391: logits are not dropped before backward"),
         },
     ),
@@ -94,7 +130,10 @@ FRAMEWORKS = (
         sources=("pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows"),
         defaults={
             "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
+            "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb"),
             "allocator": Default("expandable_segments:True", "run_llama_train.sh from October 2024 on"),
+            "loss_parallel": Default("yes", "torchtitan/config_manager.py: disable_loss_parallel is off"),
+            "sequence": Default("yes", "torchtitan/parallelisms/parallelize_llama.py, apply_tp: SequenceParallel norms"),
             "torch": Default("2.6", "README.md: a nightly build"),
             "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
         },
@@ -104,6 +143,7 @@ FRAMEWORKS = (
         sources=("pytorch/torchtune",),
         defaults={
             "torch": Default("2.5", "the newest release when the table was published"),
+            "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtune/modules: rms_norm.py; attention.py expands k and v; position_embeddings.py turns float32 pairs"),
             "fsdp": Default("2", "recipes/full_finetune_distributed.py: fully_shard"),
         },
     ),
@@ -116,7 +156,56 @@ FRAMEWORKS = (
             "loss": Default(
                 "shifted", "transformers/loss/loss_utils.py of 4.48, ForCausalLMLoss: float32 logits, shifted and copied"
             ),
+            **_TRANSFORMERS,
         },
+    ),
+    Framework(
+        name="Hugging Face Trainer of 2024",
+        sources=(
+            "foundation-model-stack/fms-acceleration scripts/benchmarks/refs/a100_80gb_granite",
+            "foundation-model-stack/fms-acceleration scripts/benchmarks/refs/a100_80gb_liger",
+        ),
+        defaults={
+            "torch": Default("2.4", "fms-acceleration scripts/benchmarks/refs/requirements_granite.txt: torch 2.4.1"),
+            "optimizer_kind": Default("foreach", "TrainingArguments.optim: adamw_torch, torch.optim.AdamW as it is"),
+            "loss": Default(
+                "float32, shifted",
+                "requirements_granite.txt: transformers 4.45, whose models end in logits.float(), and copy them shifted",
+            ),
+            **_TRANSFORMERS,
+        },
+    ),
+    Framework(
+        name="Hugging Face Trainer of 2022",
+        sources=("huggingface/transformers docs/source/performance",),
+        defaults={
+            "torch": Default("1.12", "the page is of early 2022, and 1.12 the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
+            "context": Default("1343-1343", "the page: 1343 MB when the kernels are loaded"),
+            **_TRANSFORMERS,
+        },
+    ),
+    Framework(
+        name="ColossalAI's BERT benchmark",
+        sources=("hpcaitech/ColossalAI examples/language/bert",),
+        defaults={
+            "torch": Default("1.13", "requirements of ColossalAI 0.3: torch 1.12 or 1.13"),
+            "optimizer_kind": Default("fused", "colossalai/nn/optimizer/hybrid_adam.py: FusedAdam's multi-tensor kernel on the GPU"),
+            **_TRANSFORMERS,
+        },
+    ),
+    Framework(
+        name="timm's benchmark of 2022",
+        sources=("huggingface/pytorch-image-models results/benchmark",),
+        defaults={
+            "torch": Default("1.12", "the file's name: pt112"),
+            "attention": Default("eager", "timm 0.6, vision_transformer.py, Attention: q @ k, softmax, @ v"),
+        },
+    ),
+    Framework(
+        name="mmaction2 0.x",
+        sources=("open-mmlab/mmaction2",),
+        defaults={"torch": Default("1.12", "torch 1.3 and later; 1.12 is the oldest release memcalc knows")},
     ),
     Framework(
         name="llm-foundry",

@@ -6,10 +6,12 @@ import re
 from math import prod
 
 from memcalc.bench.reading import Reading
+from memcalc.bench.rows import Row
 from memcalc.layout import Layout
+from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["parse_layout", "strategy_of"]
+__all__ = ["parse_layout", "stage_of", "strategy_of"]
 
 _PART = re.compile(
     r"(single|ddp|fsdp_full_shard|fsdp_shard_grad_op|fsdp_no_shard|fsdp|hsdp|gemini|zero[0-3]|[dtpcev]p|sp|etp|offload)\[?(\d{0,6})\]?"
@@ -35,6 +37,8 @@ _LACKING = {
     "etp": "expert parallel",
     "offload": "offload cpu",
 }
+# Stretches of a pipeline on one rank, and experts, which the ranks of data parallel divide.
+_NO_RANKS = ("vp", "ep", "etp")
 # What a framework means by its kind of data parallel.
 _ENGINES = {
     ("megatron", "ddp"): "megatron-ddp",
@@ -92,6 +96,9 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     engine = reading.default("zero")
     degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
     kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
+    alone = degrees.get("dp") == 1 and layout.model_parallel > 1
+    if alone and not kinds:
+        kinds = ["megatron-ddp"] if engine == "megatron" else ["single"]
     if not kinds and not any(kind in _LACKING for kind in degrees):
         reading.lack("data parallel of a kind that is not stated")
     for kind, degree in degrees.items():
@@ -102,11 +109,31 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     return _STRATEGIES.get(name, name), ranks, layout
 
 
+def _chunks(reading: Reading, degrees: dict[str, int], pipeline: int) -> int:
+    """Stretches of layers on each rank: the degree, or what Megatron's layers per virtual stage come to."""
+    found = re.search(r"virtual pipeline (\d{1,3})", reading.row["notes"])
+    layers = reading.row.whole("layers") or 0
+    if found is None or pipeline == 1:
+        return degrees.get("vp") or 1
+    each = max(int(found[1]), 1)
+    reading.assume(f"virtual pipeline {each}: layers of each virtual stage (--num-layers-per-virtual-pipeline-stage)")
+    return max(layers // (pipeline * each), 1)
+
+
+def stage_of(row: Row, plan: Plan | None) -> int | None:
+    """The pipeline stage the notes name."""
+    if plan is None or plan.layout.pipeline == 1:
+        return None
+    if re.search(r"last (rank|pipeline stage)", row["notes"]):
+        return plan.layout.pipeline - 1
+    return 0 if re.search(r"stage with word embedding|embedding-holding", row["notes"], re.IGNORECASE) else None
+
+
 def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
     """Tensor, context and pipeline degrees; sequence parallel where the notes or the framework say so."""
-    tensor, chunks = degrees.get("tp") or 1, degrees.get("vp") or 1
+    tensor, pipeline = degrees.get("tp") or 1, degrees.get("pp") or 1
+    chunks = _chunks(reading, degrees, pipeline)
     says_so = re.search(r"\bsequence parallel", reading.row["notes"]) or reading.default("sequence") == "yes"
-    pipeline = degrees.get("pp") or 1
     return Layout(
         tensor=tensor,
         sequence=tensor > 1 and bool(says_so),
@@ -121,9 +148,9 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
 
 
 def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> int:
-    if name == "single":
+    if name == "single" and "dp" not in degrees:
         return 1
-    stated = prod(degree for degree in degrees.values() if degree)
+    stated = prod(degree for kind, degree in degrees.items() if degree and kind not in _NO_RANKS)
     cards = reading.row.whole("n_gpus")
     if not any(degrees.values()):
         stated = reading.number("n_gpus")

@@ -15,9 +15,11 @@ __all__ = ["loss_of"]
 _NOTED = (
     (r"cut.cross.entropy", "cut"),
     (r"fused linear (cross.entropy|CE\b)|Liger kernels", "fused linear"),
-    (r"fused Triton .*cross-entropy", "shifted, in place"),
+    (r"fused Triton .*cross-entropy", "in place"),
     (r"chunked (cross.entropy|CE\b|loss)", "head in 8 chunks"),
 )
+# Models of transformers up to 4.49 that do not make logits float32 (modeling_gpt_bigcode.py).
+_SIXTEEN_BIT = r"santacoder|starcoder|bigcode"
 # litgpt/utils.py, chunked_cross_entropy: chunk_size=128.
 _LITGPT_CHUNK = 128
 # A word → the plan's fields, and what is assumed with it.
@@ -27,7 +29,7 @@ _FORMS: dict[str, tuple[dict[str, Any], str]] = {
         {"loss_dtype": "logits", "keep_logits": True},
         "the loss is taken of the 16-bit logits, which are kept",
     ),
-    "float32, kept": ({}, "the source keeps its float32 logits through backward, which is not counted"),
+    "float32, kept": ({"loss": Loss(float32_output=True), "keep_logits": True}, ""),
     "fused": ({"loss": Loss(form="fused")}, ""),
     "fused linear": ({"loss": Loss(form="fused-linear")}, "fused linear cross-entropy is counted as Liger's"),
     "cut": ({"loss": Loss(form="cut")}, ""),
@@ -35,6 +37,16 @@ _FORMS: dict[str, tuple[dict[str, Any], str]] = {
     "shifted, in place": (
         {"loss": Loss(form="in-place", shift_copy=True)},
         "the Triton kernel writes over a float32 copy of the shifted logits",
+    ),
+    "float32, shifted": ({"loss": Loss(float32_output=True, shift_copy=True)}, ""),
+    "float32, shifted, in place": ({"loss": Loss(form="in-place", float32_output=True, shift_copy=True)}, ""),
+    "16-bit, shifted": (
+        {"loss_dtype": "logits", "loss": Loss(converted=True, shift_copy=True)},
+        "modeling_gpt_bigcode.py takes the loss of 16-bit logits; accelerate makes its output float32",
+    ),
+    "16-bit, shifted, in place": (
+        {"loss_dtype": "logits", "loss": Loss(form="in-place", converted=True, shift_copy=True)},
+        "modeling_gpt_bigcode.py takes the loss of 16-bit logits; accelerate makes its output float32",
     ),
     "head in 8 chunks": (
         {"loss": Loss(chunks=8, chunk_head=True)},
@@ -48,7 +60,12 @@ def loss_of(reading: Reading, precision: str, tokens: int) -> dict[str, Any]:
     row = reading.row
     if not row["vocab"] or not tokens:
         return {}
-    word = next((word for pattern, word in _NOTED if re.search(pattern, row["notes"])), "") or reading.default("loss")
+    default = reading.default("loss")
+    if default == "shifted" and re.search(_SIXTEEN_BIT, row["model"], re.IGNORECASE):
+        default = "16-bit, shifted"
+    word = next((word for pattern, word in _NOTED if re.search(pattern, row["notes"])), default)
+    if word == "in place":
+        word = f"{default}, in place"
     if word == "chunked":
         return _litgpt(precision, tokens, finetuned=bool(row["lora_rank"]))
     fields, said = _FORMS.get(word, ({}, ""))

@@ -15,7 +15,7 @@ from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate, verdict
 from memcalc.hardware import GPUS
 from memcalc.outside import outside
-from memcalc.reserved import reserved_range
+from memcalc.reserved import replayed, reserved_range
 
 __all__ = ["by_meter", "by_source", "reasons", "result", "score"]
 
@@ -28,7 +28,7 @@ def score(row: Row) -> Score:
     if said.plan is None:
         return _skipped(row, said, [lack.reason for lack in said.lacks])
     try:
-        found = estimate(said.plan)
+        found = estimate(said.plan, said.stage)
     except InputError as error:
         return _skipped(row, said, [f"no estimate: {str(error).replace(';', ',')}"])
     if said.lacks and found.steady.moment != "step":
@@ -76,7 +76,8 @@ def _skipped(row: Row, said: Said, lacks: Sequence[str]) -> Score:
 def _reading(row: Row, said: Said, found: Estimate) -> float:
     """Bytes in the row's meter; a boundary is held against the device."""
     if row.meter == "allocated":
-        return found.steady.bytes
+        # The counter is of blocks, which keep what is too small to split off (c10/cuda/CUDACachingAllocator.cpp).
+        return replayed(found.plan, found.timeline).peak_allocated
     card = found.plan.gpu_row
     rest = outside(found.plan, card, said.context).point
     # A full card makes the allocator give cached segments back. What ran cannot have needed more than the card;

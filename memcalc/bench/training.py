@@ -6,6 +6,7 @@ import re
 
 from memcalc.bench.reading import Reading
 from memcalc.compute import Compute
+from memcalc.models import FAMILIES
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.precision import PRECISIONS
 from memcalc.spec import Model
@@ -189,7 +190,7 @@ def checkpointing_of(reading: Reading) -> int:
 
 def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
-    if built is None or built.family not in ("gpt2", "llama", "megatron"):
+    if built is None or not built.heads or FAMILIES[built.family].written_out:
         return "auto"
     text = reading.said("attention").lower()
     if text == "te default":

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from memcalc.bench.cards import card_of
-from memcalc.bench.layouts import strategy_of
+from memcalc.bench.layouts import stage_of, strategy_of
 from memcalc.bench.lengths import settle_length
 from memcalc.bench.losses import loss_of
-from memcalc.bench.megatron import megatron_run
+from memcalc.bench.megatron import megatron_run, tokens_of
+from memcalc.bench.perceptrons import dropout_of
+from memcalc.bench.pictures import images_of
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
@@ -24,6 +27,7 @@ from memcalc.bench.training import (
 )
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
+from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES
 from memcalc.plan import Plan
 from memcalc.spec import Model
@@ -35,8 +39,9 @@ _NOTED = (
     (r"\bQ?LoRA\b", "LoRA", False),
     (r"\bAdapter\b", "adapters", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
-    (r"fused Triton", "Triton kernels for norm and rotary positions", True),
 )  # fmt: skip
+# fms-acceleration, plugins/fused-ops-and-kernels: RMSNorm that keeps its input, rotary positions in place.
+_KERNELS = "norm=fused, rotary=kernel"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +53,8 @@ class Said:
     lacks: tuple[Lack, ...]
     usable: Bounds | None
     """Bytes torch can use of the row's card, so that a verdict and a full card mean something; None: not known."""
+    stage: int | None = None
+    """The pipeline stage the row was read on; None where that is not said, and the fullest is taken."""
     context: Bounds | None = None
     """Bytes outside of torch that the source itself states."""
 
@@ -67,6 +74,7 @@ def say(row: Row) -> Said:
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
         usable=usable,
+        stage=stage_of(row, plan),
         context=context,
     )
 
@@ -77,14 +85,22 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
     optimizer, kind = optimizer_of(reading)
     checkpoint = checkpointing_of(reading)
     attention = attention_of(reading, built)
-    batch = reading.number("micro_batch_per_gpu")
-    tokens = reading.number("seq_len") if built and FAMILIES[built.family].reads == "tokens" else 0
+    batch = images_of(reading)
+    tokens = tokens_of(reading, built)
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
     update, compute = update_of(reading), compute_of(reading)
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
-    fields = megatron_run(reading, layout.tensor) if built.family == "megatron" else loss_of(reading, precision, tokens)
+    fields: dict[str, Any] = {
+        "dropout": _dropout(reading, built),
+        "set_to_none": _set_to_none(reading, reading.default("torch")),
+        "implementation": _implementation(reading, built),
+    }
+    if built.family.startswith("megatron"):
+        fields |= megatron_run(reading, layout.tensor)
+    elif FAMILIES[built.family].reads == "tokens" and not built.classes:
+        fields |= loss_of(reading, precision, tokens)
     try:
         return Plan(
             model=built,
@@ -123,6 +139,31 @@ def _extras(reading: Reading) -> None:
     for pattern, reason, only_less in _NOTED:
         if re.search(pattern, row["notes"]):
             reading.lack(reason, only_less=only_less)
+
+
+def _dropout(reading: Reading, built: Model) -> float:
+    """What the name of an MLP states, else the framework's for the family."""
+    return dropout_of(built.name) or float(reading.default(f"dropout {built.family}") or 0)
+
+
+def _set_to_none(reading: Reading, torch: str) -> bool:
+    """torch/optim/optimizer.py: zero_grad keeps the gradients, as zeros, before 2.0."""
+    keeps = int(torch.split(".")[0]) < 2
+    if keeps:
+        reading.assume("gradients stay allocated: zero_grad sets them to zero before torch 2.0")
+    return not keeps
+
+
+def _implementation(reading: Reading, built: Model) -> Implementation:
+    """How the framework writes the family's layers, which torch.compile makes no difference between."""
+    if reading.said("compile").startswith("yes"):
+        return Implementation()
+    kernels = re.search("fused Triton", reading.row["notes"])
+    said = _KERNELS if kernels else reading.default(f"implementation {built.family}")
+    values = dict(pair.split("=") for pair in said.split(", ")) if said else {}
+    if "flash" in reading.row["attention"] and reading.default("flash") == "grouped":
+        values.pop("grouped", None)
+    return Implementation.suited(built, values)
 
 
 def _context(reading: Reading) -> Bounds | None:

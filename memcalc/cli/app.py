@@ -7,7 +7,6 @@ Exit codes: 0 done; 1 a training run failed, or ``--check`` found that the plan 
 from __future__ import annotations
 
 import contextlib
-import difflib
 import sys
 import traceback
 from importlib import import_module
@@ -60,7 +59,9 @@ class App(click.Group):
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name, known = args[0], self.list_commands(ctx)
         if not name.startswith("-") and name not in known:
-            near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+            from difflib import get_close_matches
+
+            near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise click.UsageError(f"unknown command {shorten(name)}; {hint}known: {', '.join(known)}", ctx)
         return super().resolve_command(ctx, args)

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
 import click
 
+from memcalc.allocator_history import History, Replayed, load_history, replay_history
+from memcalc.allocator_options import AllocatorOptions
 from memcalc.cli.kinds import Bytes, Name
+from memcalc.errors import InputError
 from memcalc.hardware import GPUS
 from memcalc.meters import COUNTERS, explain
 from memcalc.tables import FORMATS, render
-from memcalc.units import format_bytes
+from memcalc.units import format_both, format_bytes
 
 __all__ = ["command"]
 
@@ -20,7 +25,9 @@ Examples:
   memcalc explain-meters --allocated 18561MiB --active 25765MiB --reserved 27000MiB
   memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB --device 15.6GiB --gpu a100-80gb
   memcalc explain-meters --reserved 2MiB --device 1008MiB --format json
+  memcalc explain-meters --history snapshot.json --allocator max_split_size_mb:128
 """
+_WHAT_IF = "expandable_segments:True"
 
 
 @click.command("explain-meters", epilog=EXAMPLES)
@@ -28,6 +35,13 @@ Examples:
 @click.option("--active", type=Bytes(), metavar="SIZE", help=f"{COUNTERS['active']}.")
 @click.option("--reserved", type=Bytes(), metavar="SIZE", help=f"{COUNTERS['reserved']}.")
 @click.option("--device", type=Bytes(), metavar="SIZE", help="Memory-Usage of nvidia-smi; write MiB, which it means.")
+@click.option(
+    "--history",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="torch.cuda.memory._snapshot() as JSON, in place of the first three: they are replayed from it.",
+)
+@click.option("--allocator", metavar="TEXT", help="With --history: what would this PYTORCH_CUDA_ALLOC_CONF reserve?")
 @click.option("--gpu", type=Name("GPU", GPUS), metavar="NAME", help="The card, for its ranges of context and NCCL.")
 @click.option("--format", "format_", type=Name("format", FORMATS), default="table", show_default=True)
 def command(
@@ -35,6 +49,8 @@ def command(
     active: int | None,
     reserved: int | None,
     device: int | None,
+    history: Path | None,
+    allocator: str | None,
     gpu: str | None,
     format_: str,
 ) -> None:
@@ -42,9 +58,21 @@ def command(
 
     Give at least two meters, each read over the same run.
     """
+    notes: tuple[str, ...] = ()
+    if history is not None:
+        given = {"allocated": allocated, "active": active, "reserved": reserved}
+        if doubled := [f"--{name}" for name, size in given.items() if size is not None]:
+            raise InputError(f"--history {history} says the meters of torch; leave out {', '.join(doubled)}")
+        recorded = load_history(history)
+        replayed = replay_history(recorded)
+        allocated, active, reserved = replayed.peak_allocated, replayed.peak_active, recorded.reserved[0]
+        notes = tuple(_of_history(recorded, replayed, allocator))
+    elif allocator is not None:
+        raise InputError("--allocator needs --history FILE: other options are tried on a recorded history")
     found = explain(
         allocated=allocated, active=active, reserved=reserved, device=device, gpu=GPUS[gpu] if gpu else None
     )
+    found = dataclasses.replace(found, notes=(*found.notes, *notes))
     if format_ == "json":
         click.echo(json.dumps(dataclasses.asdict(found), indent=2))
         return
@@ -62,3 +90,19 @@ def command(
     click.echo()
     for line in found.notes:
         click.echo(f"- {line}" if format_ == "markdown" else f"  {line}")
+
+
+def _of_history(history: History, replayed: Replayed, allocator: str | None) -> Iterator[str]:
+    """Whether the replay is what was recorded, and what other options would have made of the same requests."""
+    count = sum(entry.action in ("alloc", "free_requested") for entry in history.entries)
+    said = f"the replay of its {count} requests and frees reserves"
+    if replayed.peak_reserved == history.reserved[0] and replayed.differs_at is None:
+        yield f"{said} the recorded {format_both(history.reserved[0])}, to the byte at every request"
+    else:
+        where = "" if replayed.differs_at is None else f"; they part at entry {replayed.differs_at}"
+        yield f"{said} {format_both(replayed.peak_reserved)}, recorded are {format_both(history.reserved[0])}{where}"
+    for text in dict.fromkeys(filter(None, (allocator, _WHAT_IF))):
+        options = AllocatorOptions.parse(text)
+        if options != history.options:
+            other = replay_history(history, options).peak_reserved
+            yield f"{text} would have reserved {format_both(other)} for the same requests"

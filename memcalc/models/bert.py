@@ -10,6 +10,7 @@ from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
 from memcalc.models.checks import full_heads, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, all_pairs, every_token
+from memcalc.models.vit import first_place
 from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape, Tensor
@@ -26,12 +27,13 @@ def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "ffn", "vocab", "context", "types")
     heads_divide(model)
     full_heads(model)
-    head_is_tied(model, True)
+    if not model.classes:
+        head_is_tied(model, True)
     reads_tokens(model, plan)
 
 
 def weights(model: Model) -> list[Weight]:
-    """Three tables, 16 tensors a block and the head, whose matrix is the word table.
+    """Three tables, 16 tensors a block and the head, whose matrix is the word table; or a pooler and a classifier.
 
     >>> from memcalc.models import MODELS
     >>> sum(weight.numel for weight in weights(MODELS["bert-base"]))
@@ -49,6 +51,8 @@ def weights(model: Model) -> list[Weight]:
             ("intermediate", (f, h)), ("output", (h, f)), ("LayerNorm", (h,)),
         ):  # fmt: skip
             found += _pair(f"{block}.{name}", shape, block)
+    if model.classes:
+        return [*found, *_pair("pooler", (h, h), HEAD), *_pair("classifier", (model.classes, h), HEAD)]
     found.append(Weight("predictions.bias", (model.vocab,), HEAD))
     return [*found, *_pair("predictions.dense", (h, h), HEAD), *_pair("predictions.LayerNorm", (h,), HEAD)]
 
@@ -59,11 +63,11 @@ def _pair(name: str, shape: tuple[int, ...], group: str = "root") -> list[Weight
 
 def rows(model: Model, tokens: int, weight: Weight) -> float:
     """Positions and types are looked up; the word table is, too, but it is the head as well."""
-    return (
-        0
-        if weight.name.endswith(("position_embeddings.weight", "type_embeddings.weight"))
-        else every_token(model, tokens, weight)
-    )
+    if weight.name in ("pooler.weight", "classifier.weight"):
+        return 1
+    looked_up = _TABLES if model.classes else _TABLES[1:]
+    found = weight.name.removeprefix("embeddings.").removesuffix(".weight") in looked_up
+    return 0 if found else every_token(model, tokens, weight)
 
 
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
@@ -82,6 +86,9 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
+    if plan.model.classes:  # transformers/models/bert/modeling_bert.py, BertForSequenceClassification
+        x = ops.relu(t, ops.linear(t, first_place(t, x), "pooler"), "pooler.tanh")
+        return ops.linear(t, ops.dropout(t, x, "pooler.dropout", plan.dropout), "classifier")
     x = norms.layer_norm(
         t, ops.pointwise(t, ops.linear(t, x, "predictions.dense"), "predictions.gelu"), "predictions.LayerNorm"
     )
@@ -97,7 +104,10 @@ def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
 
 def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     q, k, v = (ops.linear(t, x, f"{name}.{part}") for part in ("query", "key", "value"))
-    y = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, causal=False)
+    wide = plan.implementation.softmax == "float32"
+    y = attend(
+        t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, causal=False, wide=wide
+    )
     del q, k, v
     y = ops.dropout(t, ops.linear(t, y, f"{name}.dense"), f"{name}.dropout", plan.dropout)
     return norms.layer_norm(t, ops.add(t, x, y, f"{name}.residual"), f"{name}.LayerNorm")
@@ -110,6 +120,7 @@ BERT = Family(
     check=check,
     weights=weights,
     objective="masked",
+    untrained=lambda model: "a BERT that classifies" if model.classes else "",
     rows=rows,
     pairs=all_pairs,
     enter=enter,

@@ -23,8 +23,8 @@ def positive(model: Model, *fields: str) -> None:
 
 
 def heads_divide(model: Model) -> None:
-    """Heads share the hidden width evenly, and key/value heads serve query heads evenly."""
-    if not model.head_dim and model.hidden % model.heads:
+    """Heads share the hidden width evenly, unless they have one of their own; key/value heads serve query heads evenly."""
+    if model.hidden % model.heads and not model.head_dim:
         raise PlanError(f"model {model.name}: {model.heads} heads do not divide hidden {model.hidden}")
     if model.kv_heads and model.heads % model.kv_heads:
         raise PlanError(f"model {model.name}: {model.kv_heads} key/value heads do not divide {model.heads} heads")

@@ -56,6 +56,8 @@ class Family:
     """Token sequences in one sample's input: two for an encoder and a decoder."""
     convolves: bool = False
     """Most of its work is convolutions, which are played as oneDNN computes them on the CPU."""
+    untrained: Callable[[Model], str] = lambda model: ""
+    """What ``trainers/`` has no torch module for, in words that follow "cannot train"; blank when it has one."""
     written_out: bool = False
     """Attention is always written out, because no fused kernel can do it."""
     objective: str = "next"

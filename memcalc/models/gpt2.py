@@ -82,14 +82,17 @@ def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
 
 def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     x = enter_products(t, x, name)
-    q, k, v = ops.split(t, ops.linear(t, x, f"{name}.c_attn"), 3, f"{name}.c_attn split")
-    x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout)
+    width = plan.model.heads * plan.model.head_width
+    q, k, v = ops.split(t, ops.linear(t, x, f"{name}.c_attn"), [width] * 3, f"{name}.c_attn split")
+    wide = plan.implementation.softmax == "float32"
+    x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, wide=wide)
     x = leave_products(t, ops.linear(t, x, f"{name}.c_proj"), name)
     return ops.dropout(t, x, f"{name}.dropout", plan.dropout)
 
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    x = ops.pointwise(t, ops.linear(t, enter_products(t, x, name), f"{name}.c_fc"), f"{name}.gelu")
+    gelu = ops.gelu_in_python if plan.implementation.gelu == "python" else ops.pointwise
+    x = gelu(t, ops.linear(t, enter_products(t, x, name), f"{name}.c_fc"), f"{name}.gelu")
     x = leave_products(t, ops.linear(t, x, f"{name}.c_proj"), name)
     return ops.dropout(t, x, f"{name}.dropout", plan.dropout)
 

@@ -60,32 +60,45 @@ def weights(model: Model) -> list[Weight]:
     >>> sum(weight.numel for weight in weights(MODELS["megatron-1.3b"]))
     1315723264
     """
-    h, head = model.hidden, model.head_width
-    width, kv = model.heads * head, model.kv_heads * head
+    found = table_weights(model)
+    for layer in range(model.layers):
+        found += block_weights(model, f"layers.{layer}")
+    found += norm_weights(model, "final_layernorm", HEAD)
+    return found if model.tied else [*found, Weight("output_layer.weight", (model.vocab, model.hidden), HEAD)]
+
+
+def table_weights(model: Model) -> list[Weight]:
+    h = model.hidden
     found = [Weight("word_embeddings.weight", (model.vocab, h))]
     if model.positions in ("", "learned"):
         found.append(Weight("position_embeddings.weight", (model.context, h)))
     if model.embedding_norm:
         found += [Weight("word_embeddings.norm.weight", (h,)), Weight("word_embeddings.norm.bias", (h,))]
-    for layer in range(model.layers):
-        block = f"layers.{layer}"
-        found += _norm(model, f"{block}.input_layernorm", block)
-        for name, shape, part in (
-            ("self_attention.query_key_value", (width + 2 * kv, h), "qkv"),
-            ("self_attention.dense", (h, width), "out"),
-            ("mlp.dense_h_to_4h", (model.ffn * (1 + model.gated), h), "mlp"),
-            ("mlp.dense_4h_to_h", (h, model.ffn), "mlp"),
-        ):
-            if name == "mlp.dense_h_to_4h":
-                found += _norm(model, f"{block}.post_attention_layernorm", block)
-            found.append(Weight(f"{block}.{name}.weight", shape, block))
-            if part in model.biases:
-                found.append(Weight(f"{block}.{name}.bias", shape[:1], block))
-    found += _norm(model, "final_layernorm", HEAD)
-    return found if model.tied else [*found, Weight("output_layer.weight", (model.vocab, h), HEAD)]
+    return found
 
 
-def _norm(model: Model, name: str, group: str) -> list[Weight]:
+def block_weights(model: Model, block: str, *, cross: bool = False) -> list[Weight]:
+    """One block; ``cross``: with attention to what the encoder made."""
+    h, width, kv = model.hidden, model.heads * model.head_width, model.kv_heads * model.head_width
+    found = norm_weights(model, f"{block}.input_layernorm", block)
+    found += _linear(model, f"{block}.self_attention.query_key_value", (width + 2 * kv, h), block, "qkv")
+    found += _linear(model, f"{block}.self_attention.dense", (h, width), block, "out")
+    found += norm_weights(model, f"{block}.post_attention_layernorm", block)
+    if cross:
+        found += _linear(model, f"{block}.cross_attention.query", (width, h), block, "qkv")
+        found += _linear(model, f"{block}.cross_attention.key_value", (2 * kv, h), block, "qkv")
+        found += _linear(model, f"{block}.cross_attention.dense", (h, width), block, "out")
+        found += norm_weights(model, f"{block}.post_cross_layernorm", block)
+    found += _linear(model, f"{block}.mlp.dense_h_to_4h", (model.ffn * (1 + model.gated), h), block, "mlp")
+    return found + _linear(model, f"{block}.mlp.dense_4h_to_h", (h, model.ffn), block, "mlp")
+
+
+def _linear(model: Model, name: str, shape: tuple[int, int], group: str, part: str) -> list[Weight]:
+    found = [Weight(f"{name}.weight", shape, group)]
+    return [*found, Weight(f"{name}.bias", shape[:1], group)] if part in model.biases else found
+
+
+def norm_weights(model: Model, name: str, group: str) -> list[Weight]:
     found = [Weight(f"{name}.weight", (model.hidden,), group)]
     return found if model.norm == "rms" else [*found, Weight(f"{name}.bias", (model.hidden,), group)]
 
@@ -125,6 +138,7 @@ def beside(t: Tape, plan: Plan) -> list[Storage]:
 
 
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
+    """Words and positions; the same table serves encoder and decoder of a T5."""
     model = plan.model
     x = embedding(t, ids, "word_embeddings")
     if model.positions in ("rotary", "alibi") and not model.embedding_norm:
@@ -168,9 +182,16 @@ def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> T
 
 def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
     model = plan.model
-    q, k, v = _split(t, column(t, x, f"{name}.query_key_value"), plan, name)
+    widths = [heads * model.head_width for heads in (model.heads, model.kv_heads, model.kv_heads)]
+    q, k, v = split(t, column(t, x, f"{name}.query_key_value"), widths, f"{name} query, key and value")
     if tables:
         q, k = (rotary(t, part, f"{name}.{letter}_rotary", tables) for part, letter in ((q, "q"), (k, "k")))
+    return attend(t, plan, q, k, v, name)
+
+
+def attend(t: Tape, plan: Plan, q: Tensor, k: Tensor, v: Tensor, name: str) -> Tensor:
+    """Attention of what the products made, and the product after it."""
+    model = plan.model
     if plan.kernel == "flash":
         x = fused_attention(t, q, k, v, name, kind="flash", heads=model.heads, dropout=plan.dropout)
     else:
@@ -180,15 +201,14 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
     return leave_products(t, ops.linear(t, x, f"{name}.dense", bias=False), f"{name}.dense")
 
 
-def _split(t: Tape, x: Tensor, plan: Plan, name: str) -> list[Tensor]:
-    """Views of queries, keys and values; the gradients are put together."""
-    model, shape, dtype = plan.model, x.shape, x.dtype
+def split(t: Tape, x: Tensor, widths: list[int], name: str) -> list[Tensor]:
+    """Views of one product; their gradients are put together."""
+    shape, dtype = x.shape, x.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate(f"{name} query, key and value gradient", shape, dtype, "temporary")]
+        return [t.allocate(f"{name} gradient", shape, dtype, "temporary")]
 
-    widths = [heads * model.head_width for heads in (model.heads, model.kv_heads, model.kv_heads)]
-    node = t.node([ops.edge(x)], backward, outputs=3)
+    node = t.node([ops.edge(x)], backward, outputs=len(widths))
     return [Tensor(x.storage, (shape[0], width), dtype, node, slot) for slot, width in enumerate(widths)]
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from memcalc import norms, ops
 from memcalc.errors import PlanError
 from memcalc.experts import balanced, combine, dispatch, route
-from memcalc.models import llama
-from memcalc.models.checks import causal_mask, positive
+from memcalc.models import decoder, llama
+from memcalc.models.checks import causal_mask, head_is_tied, positive
 from memcalc.models.family import Block, Family
 from memcalc.positions import rotary_tables
 from memcalc.recorder import Storage
@@ -26,6 +26,7 @@ def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "kv_heads", "ffn", "experts", "top_k", "vocab", "context")
     if model.top_k > model.experts:
         raise PlanError(f"model {model.name}: each token takes {model.top_k} experts, but there are {model.experts}")
+    head_is_tied(model, False)
     llama.check(model, plan)
 
 
@@ -62,7 +63,7 @@ def _swiglu(h: int, f: int) -> list[tuple[str, tuple[int, int]]]:
 def rows(model: Model, tokens: int, weight: Weight) -> float:
     """A token's product with ``top_k`` of the experts, spread evenly over them."""
     share = model.top_k / model.experts if ".experts." in weight.name else 1
-    return share * llama.rows(model, tokens, weight)
+    return share * decoder.rows(model, tokens, weight)
 
 
 def blocks(t: Tape, plan: Plan) -> list[Block]:
@@ -72,7 +73,7 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 
 def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
-    y = llama.attention(t, plan, tables, norms.rms_norm(t, x, f"{name}.input_layernorm"), f"{name}.self_attn")
+    y = decoder.attention(t, plan, tables, norms.rms_norm(t, x, f"{name}.input_layernorm"), f"{name}.self_attn")
     x = ops.add(t, x, y, f"{name}.residual_1")
     del y
     y = mixture(t, plan, norms.rms_norm(t, x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
@@ -104,7 +105,7 @@ MOE = Family(
     buffers=causal_mask,
     weights=weights,
     rows=rows,
-    enter=llama.enter,
+    enter=decoder.enter,
     blocks=blocks,
-    leave=llama.leave,
+    leave=decoder.leave,
 )

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from memcalc.catalog import Catalog
+from memcalc.models.relatives import RELATIVES
 from memcalc.spec import Model
 
 __all__ = ["MODELS"]
@@ -34,10 +37,11 @@ def _moe(
     experts: int,
     top_k: int,
     shared_ffn: int = 0,
+    **fields: Any,
 ) -> Model:
     return Model(
         name=name, family="moe", layers=layers, hidden=hidden, heads=heads, kv_heads=kv_heads, ffn=ffn, vocab=vocab,
-        context=context, experts=experts, top_k=top_k, shared_ffn=shared_ffn,
+        context=context, experts=experts, top_k=top_k, shared_ffn=shared_ffn, **fields,
     )  # fmt: skip
 
 
@@ -74,11 +78,20 @@ def _resnet(
 
 
 def _t5(
-    name: str, layers: int, hidden: int, heads: int, ffn: int, *, gated: bool, vocab: int = 32128, context: int = 512
+    name: str,
+    layers: int,
+    hidden: int,
+    heads: int,
+    ffn: int,
+    *,
+    gated: bool,
+    vocab: int = 32128,
+    context: int = 512,
+    head_dim: int = 0,
 ) -> Model:
     return Model(
         name=name, family="t5", layers=layers, decoder_layers=layers, hidden=hidden, heads=heads, kv_heads=heads,
-        ffn=ffn, vocab=vocab, context=context, buckets=32, gated=gated, tied=not gated,
+        ffn=ffn, vocab=vocab, context=context, buckets=32, gated=gated, tied=not gated, head_dim=head_dim,
     )  # fmt: skip
 
 
@@ -128,9 +141,12 @@ MODELS: Catalog[Model] = Catalog(
         _llama("tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048),
         _llama("mistral-7b", 32, 4096, 32, 8, 14336, 32000, 32768),
         _llama("codellama-34b", 48, 8192, 64, 8, 22016, 32000, 16384),
+        *RELATIVES,
         # Jiang et al. 2024 (Mixtral), table 1; config.json of the published checkpoints.
         _moe("mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 32768, experts=8, top_k=2),
         _moe("mixtral-8x22b", 56, 6144, 48, 8, 16384, 32000, 65536, experts=8, top_k=2),
+        # Yang et al. 2025 (Qwen 3), table 2; config.json of the published checkpoint.
+        _moe("qwen3-30b-a3b", 48, 2048, 32, 4, 768, 151936, 40960, 128, 8, qk_norm=True, head_dim=128),
         # Devlin et al. 2019, section 3; config.json of the published checkpoints (BertForMaskedLM).
         _bert("bert-base", 12, 768, 12),
         _bert("bert-large", 24, 1024, 16),
@@ -147,6 +163,7 @@ MODELS: Catalog[Model] = Catalog(
         _t5("flan-t5-base", 12, 768, 12, 2048, gated=True),
         _t5("flan-t5-large", 24, 1024, 16, 2816, gated=True),
         _t5("flan-t5-xl", 24, 2048, 32, 5120, gated=True),
+        _t5("t5-3b", 24, 1024, 32, 16384, gated=False, head_dim=128),
         _t5("flan-t5-xxl", 24, 4096, 64, 10240, gated=True),
         # Korthikanti et al. 2022, table 3; bigscience-workshop/bigscience experiments/tr3m-1B3.md; BigScience 2022 (BLOOM).
         _megatron("megatron-1.3b", 24, 2048, 16),

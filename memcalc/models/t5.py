@@ -47,7 +47,8 @@ def weights(model: Model) -> list[Weight]:
     >>> sum(weight.numel for weight in weights(MODELS["t5-base"]))
     222903552
     """
-    h, f = model.hidden, model.ffn
+    h, f, inner = model.hidden, model.ffn, model.heads * model.head_width
+    attended = {"q": (inner, h), "k": (inner, h), "v": (inner, h), "o": (h, inner)}
     found = [
         Weight("shared.weight", (model.vocab, h)),
         Weight("encoder_bias.weight", (model.buckets, model.heads)),
@@ -58,7 +59,7 @@ def weights(model: Model) -> list[Weight]:
         parts = ["attention", *(["cross"] if layer >= model.layers else [])]
         shapes: list[tuple[str, tuple[int, ...]]] = []
         for part in parts:
-            shapes += [(f"{part}_norm", (h,)), *((f"{part}.{name}", (h, h)) for name in "qkvo")]
+            shapes += [(f"{part}_norm", (h,)), *((f"{part}.{name}", shape) for name, shape in attended.items())]
         shapes.append(("mlp_norm", (h,)))
         shapes += [(f"mlp.{name}", (f, h)) for name in (("wi_0", "wi_1") if model.gated else ("wi",))]
         shapes.append(("mlp.wo", (h, f)))

@@ -128,8 +128,11 @@ def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
 
 
 def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    q, k, v = ops.split(t, ops.linear(t, x, f"{name}.qkv"), 3, f"{name}.qkv split")
-    x = attend(t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, causal=False)
+    q, k, v = ops.split(t, ops.linear(t, x, f"{name}.qkv"), [plan.model.hidden] * 3, f"{name}.qkv split")
+    wide = plan.implementation.softmax == "float32"
+    x = attend(
+        t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, causal=False, wide=wide
+    )
     return ops.dropout(t, ops.linear(t, x, f"{name}.proj"), f"{name}.dropout", plan.dropout)
 
 

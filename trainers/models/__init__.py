@@ -83,7 +83,7 @@ def initialise(model: nn.Module, plan: Plan, seed: int) -> None:
         local.copy_(_shard(full, parameter))
         del full
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.reset_running_stats()
 
 

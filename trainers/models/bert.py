@@ -34,7 +34,7 @@ class Attention(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         hidden = plan.model.hidden
-        self.heads, self.kind, self.dropout = plan.model.heads, plan.kernel, plan.dropout
+        self.plan, self.heads, self.dropout = plan, plan.model.heads, plan.dropout
         self.query, self.key, self.value = (nn.Linear(hidden, hidden) for _ in range(3))
         self.dense = nn.Linear(hidden, hidden)
         self.LayerNorm = nn.LayerNorm(hidden, eps=_EPS)
@@ -45,7 +45,7 @@ class Attention(nn.Module):
             part(x).view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
             for part in (self.query, self.key, self.value)
         )
-        y = attend(q, k, v, kind=self.kind, dropout=self.dropout if self.training else 0.0, causal=False)
+        y = attend(q, k, v, plan=self.plan, dropout=self.dropout if self.training else 0.0, causal=False)
         del q, k, v
         y = self.dense(y.transpose(1, 2).reshape(batch, tokens, width))
         return self.LayerNorm(x + F.dropout(y, self.dropout, self.training))

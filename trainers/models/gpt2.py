@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memcalc.plan import Plan
-from trainers.models.layers import attend, head
+from trainers.models.layers import attend, gelu, head
 
 __all__ = ["GPT2"]
 
@@ -15,7 +15,7 @@ __all__ = ["GPT2"]
 class Attention(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.heads, self.kind, self.dropout = plan.model.heads, plan.kernel, plan.dropout
+        self.plan, self.heads, self.dropout = plan, plan.model.heads, plan.dropout
         self.c_attn = nn.Linear(plan.model.hidden, 3 * plan.model.hidden)
         self.c_proj = nn.Linear(plan.model.hidden, plan.model.hidden)
 
@@ -25,7 +25,7 @@ class Attention(nn.Module):
             part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
             for part in self.c_attn(x).split(width, dim=2)
         )
-        x = attend(q, k, v, kind=self.kind, dropout=self.dropout if self.training else 0.0)
+        x = attend(q, k, v, plan=self.plan, dropout=self.dropout if self.training else 0.0)
         x = x.transpose(1, 2).reshape(batch, tokens, width)
         return F.dropout(self.c_proj(x), self.dropout, self.training)
 
@@ -33,12 +33,12 @@ class Attention(nn.Module):
 class MLP(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.dropout = plan.dropout
+        self.plan, self.dropout = plan, plan.dropout
         self.c_fc = nn.Linear(plan.model.hidden, plan.model.ffn)
         self.c_proj = nn.Linear(plan.model.ffn, plan.model.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = F.gelu(self.c_fc(x), approximate="tanh")
+        x = gelu(self.c_fc(x), self.plan)
         return F.dropout(self.c_proj(x), self.dropout, self.training)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memcalc.plan import Plan
-from trainers.models.layers import attend, head
+from trainers.models.layers import attend, head, rms_norm
 
 __all__ = ["Llama"]
 
@@ -28,20 +30,36 @@ def rotary_tables(tokens: int, width: int, like: Tensor) -> tuple[Tensor, Tensor
 class Attention(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        model = plan.model
-        self.kind, self.head = plan.kernel, model.hidden // model.heads
-        self.q_proj = nn.Linear(model.hidden, model.heads * self.head, bias=False)
-        self.k_proj = nn.Linear(model.hidden, model.kv_heads * self.head, bias=False)
-        self.v_proj = nn.Linear(model.hidden, model.kv_heads * self.head, bias=False)
-        self.o_proj = nn.Linear(model.heads * self.head, model.hidden, bias=False)
+        model, self.plan, self.head = plan.model, plan, plan.model.head_width
+        self.widths = [heads * self.head for heads in (model.heads, model.kv_heads, model.kv_heads)]
+        bias = "qkv" in model.biases
+        if model.fused_qkv:
+            self.qkv_proj = nn.Linear(model.hidden, sum(self.widths), bias=bias)
+        else:
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(model.hidden, width, bias=bias) for width in self.widths)
+        self.o_proj = nn.Linear(self.widths[0], model.hidden, bias=False)
+        if model.qk_norm:
+            self.q_norm, self.k_norm = (rms_norm(plan, self.head, 1e-6) for _ in range(2))
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, tokens, _ = x.shape
-        q = rotate(self.q_proj(x).view(batch, tokens, -1, self.head).transpose(1, 2), cos, sin)
-        k = rotate(self.k_proj(x).view(batch, tokens, -1, self.head).transpose(1, 2), cos, sin)
-        v = self.v_proj(x).view(batch, tokens, -1, self.head).transpose(1, 2)
-        x = attend(q, k, v, kind=self.kind, dropout=0.0)
+        if self.plan.model.fused_qkv:
+            q, k, v = self.qkv_proj(x).split(self.widths, dim=-1)
+            q, k = self.place(q, "q_norm", cos, sin), self.place(k, "k_norm", cos, sin)
+        else:
+            q = self.place(self.q_proj(x), "q_norm", cos, sin)
+            k = self.place(self.k_proj(x), "k_norm", cos, sin)
+            v = self.v_proj(x)
+        v = v.view(batch, tokens, -1, self.head).transpose(1, 2)
+        x = attend(q, k, v, plan=self.plan, dropout=0.0)
         return self.o_proj(x.transpose(1, 2).reshape(batch, tokens, -1))
+
+    def place(self, x: Tensor, norm: str, cos: Tensor, sin: Tensor) -> Tensor:
+        """Queries or keys ``[batch, tokens, width]`` by head, with their norm and positions."""
+        x = x.view(*x.shape[:2], -1, self.head)
+        if self.plan.model.qk_norm:
+            x = getattr(self, norm)(x)
+        return rotate(x.transpose(1, 2), cos, sin)
 
 
 class MLP(nn.Module):
@@ -58,9 +76,9 @@ class MLP(nn.Module):
 class Block(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(plan.model.hidden, eps=1e-5)
+        self.input_layernorm = rms_norm(plan, plan.model.hidden, 1e-5)
         self.self_attn = Attention(plan)
-        self.post_attention_layernorm = nn.RMSNorm(plan.model.hidden, eps=1e-5)
+        self.post_attention_layernorm = rms_norm(plan, plan.model.hidden, 1e-5)
         self.mlp = MLP(plan)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -73,15 +91,16 @@ class Llama(nn.Module):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.plan, self.head = plan, plan.model.hidden // plan.model.heads
+        self.plan, self.head = plan, plan.model.head_width
         self.embed_tokens = nn.Embedding(plan.model.vocab, plan.model.hidden)
         self.layers = nn.ModuleList(Block(plan) for _ in range(plan.model.layers))
-        self.norm = nn.RMSNorm(plan.model.hidden, eps=1e-5)
-        self.lm_head = nn.Linear(plan.model.hidden, plan.model.vocab, bias=False)
+        self.norm = rms_norm(plan, plan.model.hidden, 1e-5)
+        self.lm_head = None if plan.model.tied else nn.Linear(plan.model.hidden, plan.model.vocab, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
         x = self.embed_tokens(ids)
         cos, sin = rotary_tables(ids.shape[1], self.head, x)
         for block in self.layers:
             x = block(x, cos, sin)
-        return head(self.lm_head, self.norm(x), self.plan)
+        product = self.lm_head or partial(F.linear, weight=self.embed_tokens.weight)
+        return head(product, self.norm(x), self.plan)

@@ -1,7 +1,10 @@
-"""A stack of layers of equal width, with a classifier on top."""
+"""A stack of layers with a classifier on top."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -10,13 +13,24 @@ from memcalc.plan import Plan
 __all__ = ["MLP"]
 
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu, "tanh": torch.tanh, "sigmoid": torch.sigmoid, "gelu": F.gelu, "silu": F.silu, "elu": F.elu,
+    "selu": F.selu, "leaky_relu": F.leaky_relu, "softplus": F.softplus, "mish": F.mish, "identity": lambda x: x,
+}  # fmt: skip
+
+
 class Layer(nn.Module):
-    def __init__(self, inputs: int, width: int) -> None:
+    def __init__(self, inputs: int, width: int, plan: Plan) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, width)
+        self.norm = nn.BatchNorm1d(width) if plan.model.batch_norm else None
+        self.activation, self.dropout = _ACTIVATIONS[plan.model.activation or "relu"], plan.dropout
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.linear(x))
+        x = self.linear(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        return F.dropout(self.activation(x), self.dropout, self.training)
 
 
 class MLP(nn.Module):
@@ -25,9 +39,9 @@ class MLP(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         model = plan.model
-        widths = [model.features, *[model.hidden] * model.layers]
-        self.layers = nn.ModuleList(Layer(*pair) for pair in zip(widths, widths[1:], strict=False))
-        self.head = nn.Linear(model.hidden, model.classes)
+        widths = [model.features, *(model.widths or [model.hidden] * model.layers)]
+        self.layers = nn.ModuleList(Layer(*pair, plan) for pair in zip(widths, widths[1:], strict=False))
+        self.head = nn.Linear(widths[-1], model.classes)
 
     def forward(self, x: Tensor) -> Tensor:
         for layer in self.layers:

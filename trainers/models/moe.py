@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from memcalc.plan import Plan
 from trainers.models import llama
-from trainers.models.layers import head
+from trainers.models.layers import head, rms_norm
 
 __all__ = ["MoE"]
 
@@ -60,9 +60,9 @@ class Mixture(nn.Module):
 class Block(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(plan.model.hidden, eps=1e-5)
+        self.input_layernorm = rms_norm(plan, plan.model.hidden, 1e-5)
         self.self_attn = llama.Attention(plan)
-        self.post_attention_layernorm = nn.RMSNorm(plan.model.hidden, eps=1e-5)
+        self.post_attention_layernorm = rms_norm(plan, plan.model.hidden, 1e-5)
         self.mlp = Mixture(plan)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -75,10 +75,10 @@ class MoE(nn.Module):
 
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.plan, self.head = plan, plan.model.hidden // plan.model.heads
+        self.plan, self.head = plan, plan.model.head_width
         self.embed_tokens = nn.Embedding(plan.model.vocab, plan.model.hidden)
         self.layers = nn.ModuleList(Block(plan) for _ in range(plan.model.layers))
-        self.norm = nn.RMSNorm(plan.model.hidden, eps=1e-5)
+        self.norm = rms_norm(plan, plan.model.hidden, 1e-5)
         self.lm_head = nn.Linear(plan.model.hidden, plan.model.vocab, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor | list[Tensor]:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from memcalc.plan import Plan
-from trainers.models.layers import head
+from trainers.models.layers import head, rms_norm
 
 __all__ = ["T5"]
 
@@ -37,7 +37,9 @@ class Attention(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self.heads, self.dropout = plan.model.heads, plan.dropout
-        self.q, self.k, self.v, self.o = (nn.Linear(plan.model.hidden, plan.model.hidden, bias=False) for _ in range(4))
+        hidden, inner = plan.model.hidden, plan.model.heads * plan.model.head_width
+        self.q, self.k, self.v = (nn.Linear(hidden, inner, bias=False) for _ in range(3))
+        self.o = nn.Linear(inner, hidden, bias=False)
 
     def forward(self, x: Tensor, memory: Tensor, bias: Tensor | None) -> Tensor:
         """``bias`` is ``[1, heads, tokens, tokens]`` and is added to the scores, which are not scaled."""
@@ -50,7 +52,7 @@ class Attention(nn.Module):
         del scores
         y = F.dropout(shares, self.dropout, self.training) @ v
         del shares, v
-        return F.dropout(self.o(y.transpose(1, 2).reshape(x.shape)), self.dropout, self.training)
+        return F.dropout(self.o(y.transpose(1, 2).reshape(*x.shape[:2], -1)), self.dropout, self.training)
 
     def split(self, x: Tensor) -> Tensor:
         batch, tokens, width = x.shape
@@ -79,11 +81,11 @@ class Block(nn.Module):
     def __init__(self, plan: Plan, cross: bool) -> None:
         super().__init__()
         hidden = plan.model.hidden
-        self.attention_norm = nn.RMSNorm(hidden, eps=_EPS)
+        self.attention_norm = rms_norm(plan, hidden, _EPS)
         self.attention = Attention(plan)
-        self.cross_norm = nn.RMSNorm(hidden, eps=_EPS) if cross else None
+        self.cross_norm = rms_norm(plan, hidden, _EPS) if cross else None
         self.cross = Attention(plan) if cross else None
-        self.mlp_norm = nn.RMSNorm(hidden, eps=_EPS)
+        self.mlp_norm = rms_norm(plan, hidden, _EPS)
         self.mlp = MLP(plan)
 
     def forward(self, x: Tensor, bias: Tensor, memory: Tensor | None = None) -> Tensor:
@@ -110,8 +112,8 @@ class T5(nn.Module):
         self.blocks = nn.ModuleList(
             Block(plan, cross=layer >= model.layers) for layer in range(model.layers + model.decoder_layers)
         )
-        self.encoder_norm = nn.RMSNorm(model.hidden, eps=_EPS)
-        self.decoder_norm = nn.RMSNorm(model.hidden, eps=_EPS)
+        self.encoder_norm = rms_norm(plan, model.hidden, _EPS)
+        self.decoder_norm = rms_norm(plan, model.hidden, _EPS)
         self.lm_head = None if model.tied else nn.Linear(model.hidden, model.vocab, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor | list[Tensor]:

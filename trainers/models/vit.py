@@ -17,7 +17,7 @@ _EPS = 1e-6
 class Attention(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
-        self.heads, self.kind, self.dropout = plan.model.heads, plan.kernel, plan.dropout
+        self.plan, self.heads, self.dropout = plan, plan.model.heads, plan.dropout
         self.qkv = nn.Linear(plan.model.hidden, 3 * plan.model.hidden)
         self.proj = nn.Linear(plan.model.hidden, plan.model.hidden)
 
@@ -27,7 +27,7 @@ class Attention(nn.Module):
             part.view(batch, places, self.heads, width // self.heads).transpose(1, 2)
             for part in self.qkv(x).split(width, dim=2)
         )
-        x = attend(q, k, v, kind=self.kind, dropout=self.dropout if self.training else 0.0, causal=False)
+        x = attend(q, k, v, plan=self.plan, dropout=self.dropout if self.training else 0.0, causal=False)
         x = x.transpose(1, 2).reshape(batch, places, width)
         return F.dropout(self.proj(x), self.dropout, self.training)
 

@@ -1,0 +1,284 @@
+"""Transformers that say the next token, on the tape: Llama and its relatives, told apart by fields of the Model.
+
+Each option is torch code of a published model (transformers/models/*/modeling_*.py): biases (Qwen 2), norms of queries
+and keys (Qwen 3), one product for all three (GPT-NeoX), rotary positions on a part of a head, attention beside the MLP
+(GPT-J, Falcon), norms after both (Gemma 2), tanh on scores, multiplied residuals (Granite), ALiBi (BLOOM, MPT).
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from memcalc import norms, ops
+from memcalc.attention import attention as attend
+from memcalc.cross_entropy import head
+from memcalc.errors import PlanError, UnknownNameError
+from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
+from memcalc.models.family import Block, Family, every_token
+from memcalc.positions import positions as learned
+from memcalc.positions import rotary, rotary_tables
+from memcalc.recorder import Storage
+from memcalc.spec import HEAD, Model, Weight
+from memcalc.tape import Tape, Tensor
+from memcalc.tensor_parallel import enter as enter_products
+from memcalc.tensor_parallel import leave as leave_products
+from memcalc.vocab_parallel import embedding
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["DECODER"]
+
+_TEXTS = {
+    "norm": ("", "rms", "layer"),
+    "activation": ("", "silu", "gelu", "relu"),
+    "positions": ("", "rotary", "learned", "alibi"),
+}
+_LISTS = {
+    "biases": ("qkv", "out", "mlp", "head", "norm"),
+    "scaled": ("embedding", "residual", "logits"),
+    "capped": ("attention", "logits"),
+}
+
+
+def check(model: Model, plan: Plan) -> None:
+    positive(model, "layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context")
+    for field, known in _TEXTS.items():
+        _one_of(model, field, getattr(model, field), known)
+    for field, known in _LISTS.items():
+        for value in getattr(model, field):
+            _one_of(model, field, value, known)
+    if "norm" in model.biases and model.norm != "layer":
+        raise PlanError(f"model {model.name}: a bias of norm, but RMSNorm has none; take norm layer")
+    if model.side_by_side > 2:
+        raise PlanError(f"model {model.name}: side by side {model.side_by_side} must be 0, 1 or 2 norms")
+    if model.side_by_side and model.post_norm:
+        raise PlanError(f"model {model.name}: post norm needs attention and MLP one after the other")
+    heads_divide(model)
+    turned = rotated(model)
+    if turned % 2 or turned > model.head_width:
+        raise PlanError(
+            f"model {model.name}: rotary positions on {turned} of a head's width {model.head_width}; they need an even "
+            "width, and no more than all of it"
+        )
+    if plan.loss.chunk_head and "logits" in (*model.scaled, *model.capped):
+        raise PlanError(
+            f"model {model.name}: its logits are scaled or capped, which is not counted in chunks of the head"
+        )
+    if plan.attention in ("efficient", "math") and model.written_out:
+        what = "ALiBi" if model.positions == "alibi" else "tanh on its scores"
+        raise PlanError(f"attention {plan.attention}: {model.name} has {what}; take eager or flash (its own library)")
+    reads_tokens(model, plan)
+    no_dropout(model, plan)
+
+
+def _one_of(model: Model, field: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UnknownNameError(f"model {model.name}: {field}", value, [name for name in known if name])
+
+
+def rotated(model: Model) -> int:
+    """The part of a head's width that rotary positions turn."""
+    return (model.rotary_dim or model.head_width) if model.positions in ("", "rotary") else 0
+
+
+def gated(model: Model) -> bool:
+    """Only the family decoder has MLPs that are not."""
+    return model.gated or model.family != "decoder"
+
+
+def weights(model: Model) -> list[Weight]:
+    """In the order of the published modules.
+
+    >>> from memcalc.models import MODELS
+    >>> sum(weight.numel for weight in weights(MODELS["qwen2.5-0.5b"]))
+    494032768
+    """
+    h = model.hidden
+    found = [Weight("embed_tokens.weight", (model.vocab, h))]
+    if model.positions == "learned":
+        found.append(Weight("embed_positions.weight", (model.context, h)))
+    if model.embedding_norm:
+        found += _norm(model, "embed_norm", "root")
+    for layer in range(model.layers):
+        found += _block(model, f"layers.{layer}")
+    found += _norm(model, "norm", HEAD)
+    if not model.tied:
+        found += _linear(model, "lm_head", (model.vocab, h), HEAD, "head")
+    elif "head" in model.biases:
+        found.append(Weight("lm_head.bias", (model.vocab,), HEAD))
+    return found
+
+
+def _block(model: Model, block: str) -> list[Weight]:
+    h, f, width = model.hidden, model.ffn, model.head_width
+    q, kv = model.heads * width, model.kv_heads * width
+    parts = {"qkv_proj": q + 2 * kv} if model.fused_qkv else {"q_proj": q, "k_proj": kv, "v_proj": kv}
+    found = _norm(model, f"{block}.input_layernorm", block)
+    for name, rows in parts.items():
+        found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "qkv")
+    found += _linear(model, f"{block}.self_attn.o_proj", (h, q), block, "out")
+    if model.qk_norm:
+        found += [Weight(f"{block}.self_attn.{name}_norm.weight", (width,), block) for name in "qk"]
+    if model.post_norm:
+        found += _norm(model, f"{block}.self_attn_norm", block)
+    if model.side_by_side != 1:
+        found += _norm(model, f"{block}.post_attention_layernorm", block)
+    if gated(model):
+        found += _linear(model, f"{block}.mlp.gate_proj", (f, h), block, "mlp")
+    found += _linear(model, f"{block}.mlp.up_proj", (f, h), block, "mlp")
+    found += _linear(model, f"{block}.mlp.down_proj", (h, f), block, "mlp")
+    return found + (_norm(model, f"{block}.mlp_norm", block) if model.post_norm else [])
+
+
+def _linear(model: Model, name: str, shape: tuple[int, int], group: str, part: str) -> list[Weight]:
+    found = [Weight(f"{name}.weight", shape, group)]
+    return [*found, Weight(f"{name}.bias", shape[:1], group)] if part in model.biases else found
+
+
+def _norm(model: Model, name: str, group: str) -> list[Weight]:
+    found = [Weight(f"{name}.weight", (model.hidden,), group)]
+    return [*found, Weight(f"{name}.bias", (model.hidden,), group)] if "norm" in model.biases else found
+
+
+def rows(model: Model, tokens: int, weight: Weight) -> float:
+    """Tokens and positions are looked up; the token table is, too, but it may be the head as well."""
+    looked_up = ["embed_positions.weight"] if model.tied else ["embed_positions.weight", "embed_tokens.weight"]
+    return 0 if weight.name in looked_up else every_token(model, tokens, weight)
+
+
+def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
+    model = plan.model
+    x = leave_products(t, embedding(t, ids, "embed_tokens"), "embed_tokens")
+    if "embedding" in model.scaled:
+        x = ops.scale(t, x, "embedding scale")
+    if model.positions == "learned":
+        x = ops.add(t, x, learned(t, "embed_positions", x.shape[0]), "embeddings")
+    return norm(t, plan, x, "embed_norm") if model.embedding_norm else x
+
+
+def blocks(t: Tape, plan: Plan) -> list[Block]:
+    width = rotated(plan.model)
+    tables = rotary_tables(t, plan.tokens, width) if width else []
+    names = [f"layers.{layer}" for layer in range(plan.model.layers)]
+    return [(name, partial(block, t, plan, tables, name)) for name in names]
+
+
+def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
+    tied = "embed_tokens.weight" if plan.model.tied else None
+    x = head(t, plan, enter_products(t, norm(t, plan, x, "norm"), "lm_head"), "lm_head", tied)
+    if plan.loss.takes_head:  # its kernel scales and caps logits, too
+        return x
+    if "logits" in plan.model.scaled:
+        x = ops.scale(t, x, "logits scale")
+    return ops.soft_cap(t, x, "logits cap") if "logits" in plan.model.capped else x
+
+
+def norm(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    return norms.layer_norm(t, x, name) if plan.model.norm == "layer" else norms.rms_norm(t, x, name)
+
+
+def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
+    if plan.model.side_by_side:
+        return beside(t, plan, tables, name, x)
+    y = attention(t, plan, tables, norm(t, plan, x, f"{name}.input_layernorm"), f"{name}.self_attn")
+    x = residual(t, plan, x, y, f"{name}.self_attn_norm", f"{name}.residual_1")
+    del y
+    y = mlp(t, plan, norm(t, plan, x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
+    return residual(t, plan, x, y, f"{name}.mlp_norm", f"{name}.residual_2")
+
+
+def residual(t: Tape, plan: Plan, x: Tensor, y: Tensor, after: str, name: str) -> Tensor:
+    if plan.model.post_norm:
+        y = norm(t, plan, y, after)
+    if "residual" in plan.model.scaled:
+        y = ops.scale(t, y, f"{name} scale")
+    return ops.add(t, x, y, name)
+
+
+def beside(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
+    """Attention and MLP read the same stream, through one norm or through two."""
+    normed = norm(t, plan, x, f"{name}.input_layernorm")
+    y = attention(t, plan, tables, normed, f"{name}.self_attn")
+    if plan.model.side_by_side == 2:
+        normed = norm(t, plan, x, f"{name}.post_attention_layernorm")
+    z = mlp(t, plan, normed, f"{name}.mlp")
+    del normed
+    return ops.add(t, ops.add(t, z, y, f"{name}.both"), x, f"{name}.residual")
+
+
+def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
+    model, form = plan.model, plan.implementation
+    x = enter_products(t, x, name)
+    if model.fused_qkv:
+        widths = [heads * model.head_width for heads in (model.heads, model.kv_heads, model.kv_heads)]
+        q, k, v = ops.split(t, ops.linear(t, x, f"{name}.qkv_proj"), widths, f"{name}.qkv split")
+        q, k = place(t, plan, tables, q, f"{name}.q"), place(t, plan, tables, k, f"{name}.k")
+    else:
+        q = place(t, plan, tables, ops.linear(t, x, f"{name}.q_proj"), f"{name}.q")
+        k = place(t, plan, tables, ops.linear(t, x, f"{name}.k_proj"), f"{name}.k")
+        v = ops.linear(t, x, f"{name}.v_proj")
+    x = attend(
+        t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=0.0, repeat=form.grouped == "repeat",
+        wide=form.softmax == "float32", capped="attention" in model.capped,
+    )  # fmt: skip
+    return leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name)
+
+
+def place(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
+    """Queries or keys with their norm and their positions."""
+    model = plan.model
+    if model.qk_norm:
+        x = head_norm(t, model, x, f"{name}_norm")
+    if not tables:
+        return x
+    form, head = plan.implementation.rotary, model.head_width
+    return rotary(t, x, f"{name}_rotary", tables, form=form, head=head, turned=rotated(model))
+
+
+def head_norm(t: Tape, model: Model, x: Tensor, name: str) -> Tensor:
+    """RMSNorm over each head."""
+    tokens, width = x.shape
+    heads = ops.reshape(x, (tokens, width // model.head_width, model.head_width))
+    return ops.reshape(norms.rms_norm(t, heads, name), (tokens, width))
+
+
+def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    x = enter_products(t, x, name)
+    if not gated(plan.model):
+        x = activation(t, plan, ops.linear(t, x, f"{name}.up_proj"), f"{name}.activation")
+    elif plan.implementation.gate_up == "kernel":
+        gate, up = (ops.linear(t, x, f"{name}.{part}_proj") for part in ("gate", "up"))
+        x = ops.fused_product(t, gate, up, f"{name}.product")
+        del gate, up
+    else:
+        gate = activation(t, plan, ops.linear(t, x, f"{name}.gate_proj"), f"{name}.activation")
+        x = ops.multiply(t, gate, ops.linear(t, x, f"{name}.up_proj"), f"{name}.product")
+        del gate
+    return leave_products(t, ops.linear(t, x, f"{name}.down_proj"), name)
+
+
+def activation(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    kind = plan.model.activation
+    if kind == "relu":
+        return ops.relu(t, x, name)
+    if kind == "gelu" and plan.implementation.gelu == "python":
+        return ops.gelu_in_python(t, x, name)
+    return ops.pointwise(t, x, name)
+
+
+DECODER = Family(
+    name="decoder",
+    summary="relatives of Llama and GPT by options: Gemma, Granite, GPT-NeoX, Phi, Falcon, OPT, BLOOM, MPT, StarCoder",
+    reads="tokens",
+    divides="dtensor",
+    untrained=lambda model: "models of the family decoder",
+    check=check,
+    buffers=causal_mask,
+    weights=weights,
+    rows=rows,
+    enter=enter,
+    blocks=blocks,
+    leave=leave,
+)
