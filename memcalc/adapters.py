@@ -2,13 +2,142 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from memcalc.groups import Group
+from memcalc.errors import PlanError
+from memcalc.groups import Group, knob
+from memcalc.quantised import QUANTISED
+from memcalc.spec import ROOT, Weight
 
-__all__ = ["Adapter"]
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["KINDS", "TARGETS", "Adapter"]
+
+KINDS = ("none", "lora", "adapter", "adapter-v2")
+# Leaf names of linear layers, as PEFT's target_modules; a dotted name tells layers of one leaf name apart.
+_QUERY_VALUE = ("q_proj", "v_proj", "c_attn", "query", "value", "q", "v", "qkv", "qkv_proj", "query_key_value")
+_ATTENTION = (
+    *_QUERY_VALUE, "k_proj", "o_proj", "key", "k", "o", "attn.c_proj", "attn.proj", "attention.output.dense",
+    "attention.dense", "self.out", "out_proj",
+)  # fmt: skip
+TARGETS = {"query-value": _QUERY_VALUE, "attention": _ATTENTION, "all-linear": ()}
+"""Names for sets of layers; ``all-linear`` is every linear layer of a block, not the head (peft/tuners/tuners_utils.py,
+``_maybe_include_all_linear_layers``)."""
+
+# litgpt/adapter.py, Config: the prompt's length, and the first layer that has one.
+PROMPT, FIRST_PROMPTED = 10, 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter(Group):
-    """Frozen and quantised weights, and the adapters trained in their place."""
+    """Frozen and quantised weights, and the adapters trained in their place.
+
+    >>> rank = Adapter(kind="lora", rank=8, targets="q_proj")
+    >>> [(w.name, w.shape, w.trainable) for w in rank.weights([Weight("h.0.q_proj.weight", (64, 32), "h.0")])]
+    [('h.0.q_proj.weight', (64, 32), False), ('h.0.q_proj.lora_A.weight', (8, 32), True), ('h.0.q_proj.lora_B.weight', (64, 8), True)]
+    """
+
+    kind: str = knob("none", "--adapter", "What is trained in place of the weights, which are frozen.", choices=KINDS)
+    """``lora``; litgpt's LLaMA-Adapter ``adapter`` (a prompt in attention) and ``adapter-v2`` (that, norms, and scale
+    and bias of every linear layer)."""
+    rank: int = knob(8, "--adapter-rank", "Rank of LoRA's two factors.", least=1)
+    targets: str = knob(
+        "attention", "--adapter-targets",
+        f"Linear layers with LoRA: {', '.join(TARGETS)}, or their names, separated by commas.",
+    )  # fmt: skip
+    dropout: float = knob(0.0, "--adapter-dropout", "Dropout on LoRA's input.")
+    dtype: str = knob(
+        "weights", "--adapter-dtype", "What adapters are kept in: like the weights, or float32 as PEFT does.",
+        choices=("weights", "float32"),
+    )  # fmt: skip
+    input_gradients: bool = knob(
+        False, "--input-gradients", "Gradients flow to the embeddings (enable_input_require_grads)."
+    )
+    quantize: str = knob(
+        "none", "--quantize", "How the frozen linear layers of the blocks are stored.", choices=("none", *QUANTISED)
+    )
+    quantized_saves_input: bool = knob(
+        False, "--quantized-saves-input", "Quantised layers keep their input for backward, as bitsandbytes before 0.43."
+    )
+
+    @property
+    def freezes(self) -> bool:
+        """The model's own weights are not trained."""
+        return self.kind != "none"
+
+    def check(self, plan: Plan) -> None:
+        if self.quantize != "none" and not self.freezes:
+            raise PlanError(f"quantised weights ({self.quantize}) cannot be trained; take --adapter lora")
+        if not 0 <= self.dropout < 1:
+            raise PlanError(f"adapter dropout {self.dropout} must be at least 0 and below 1")
+        if not self.freezes:
+            return
+        if self.dtype == "float32" and self.kind != "lora":
+            raise PlanError(
+                f"adapters of kind {self.kind} are kept like the weights; leave out --adapter-dtype float32"
+            )
+        if plan.strategy_row.main_grads or plan.layout.pipeline > 1 or plan.family.divides == "megatron":
+            raise PlanError("adapters are not played with Megatron's parts nor in pipelines; take another --strategy")
+        if plan.family.opaque or plan.family.convolves:
+            raise PlanError(f"adapters need linear layers, and of {plan.model.name} none are known; take another model")
+        if self.kind == "lora" and not any(".lora_A." in weight.name for weight in plan.weights):
+            leaves = sorted({name.rsplit(".", 1)[-1] for name in _linears(plan.family.weights(plan.model))})
+            raise PlanError(f"adapter targets {self.targets!r} name no linear layer; there are: {', '.join(leaves)}")
+
+    def untrained(self, plan: Plan) -> str:
+        if self.quantize != "none":
+            return f"quantised weights ({self.quantize})"
+        if self.kind not in ("none", "lora"):
+            return f"with {self.kind}"
+        return ""
+
+    def weights(self, weights: Sequence[Weight]) -> list[Weight]:
+        """The model's weights with the adapters' among them, in the order of the torch module's parameters()."""
+        if not self.freezes:
+            return list(weights)
+        linears, found = _linears(weights), []
+        for index, weight in enumerate(weights):
+            name = weight.name.rsplit(".", 1)[0]
+            quantised = self.quantize != "none" and name in linears and weight.name.endswith(".weight")
+            norm = self.kind == "adapter-v2" and name not in linears and weight.group != ROOT
+            found.append(dataclasses.replace(weight, trainable=norm, dtype=self.quantize if quantised else ""))
+            if not (index + 1 < len(weights) and weights[index + 1].name == f"{name}.bias"):
+                found += self._added(name, linears, weight.group)
+        return found
+
+    @property
+    def _dtype(self) -> str:
+        return "float32" if self.dtype == "float32" else ""
+
+    def _added(self, name: str, linears: dict[str, tuple[int, ...]], group: str) -> list[Weight]:
+        """What an adapter puts beside one linear layer."""
+        if name not in linears:
+            return []
+        out, width = linears[name]
+        parts: dict[str, tuple[int, ...]] = {}
+        if self.kind == "lora" and self.targeted(name):
+            parts = {"lora_A.weight": (self.rank, width), "lora_B.weight": (out, self.rank)}
+        elif self.kind == "adapter-v2":
+            parts = {"adapter_bias": (out,), "adapter_scale": (out,)}
+        return [Weight(f"{name}.{part}", shape, group, dtype=self._dtype) for part, shape in parts.items()]
+
+    def targeted(self, name: str) -> bool:
+        """LoRA is put on the linear layer of this name."""
+        if self.targets == "all-linear":
+            return True
+        names = TARGETS.get(self.targets) or tuple(part.strip() for part in self.targets.split(","))
+        return any(name == target or name.endswith(f".{target}") for target in names)
+
+
+def _linears(weights: Sequence[Weight]) -> dict[str, tuple[int, ...]]:
+    """Linear layers of the blocks by name, with the shapes of their matrices."""
+    return {
+        weight.name.rsplit(".", 1)[0]: weight.shape
+        for weight in weights
+        if len(weight.shape) == 2 and "." in weight.group and re.search(r"\.weight$", weight.name)
+    }

@@ -7,6 +7,8 @@ cuda/attention_backward.cu) and Korthikanti et al. 2022 for the written-out form
 
 from __future__ import annotations
 
+from functools import partial
+
 from memcalc.context_parallel import ring_attention
 from memcalc.ops import cast, edge, soft_cap
 from memcalc.ops import dropout as drop
@@ -37,6 +39,27 @@ def attention(
     Written out, the softmax may be ``wide``, of float32, and the scores ``capped`` by tanh. Fewer key/value heads are
     copied with ``repeat``, and for every kernel but flash, which alone takes them as they are.
     """
+    run = partial(
+        _attention, t, name=name, kind=kind, heads=heads, dropout=dropout, causal=causal, repeat=repeat, wide=wide,
+        capped=capped,
+    )  # fmt: skip
+    return t.core(run, q, k, v) if t.core is not None else run(q, k, v)
+
+
+def _attention(
+    t: Tape,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    name: str,
+    kind: str,
+    heads: int,
+    dropout: float,
+    causal: bool,
+    repeat: bool,
+    wide: bool,
+    capped: bool,
+) -> Tensor:
     if k.shape != q.shape and (repeat or kind != "flash"):
         k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
     if t.layout.context > 1:
@@ -67,13 +90,19 @@ def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads
 
     node = t.node([edge(q), edge(k), edge(v)], backward)
     t.save(node, q.storage, k.storage, v.storage)
-    y = t.output(f"{name} attention", q.shape, dtype, node)
     rows = tokens if kind == "flash" else -(-tokens // 32) * 32
-    logsumexp = t.allocate(f"{name} log-sum-exp", (heads, rows), "float32", "activations")
-    workspace = _cpu_forward(t, tokens, head, dtype) if on_cpu else []
-    del workspace
-    t.save(node, y.storage, logsumexp)
-    return y
+    shape = q.shape
+
+    def compute() -> list[Storage]:
+        y = t.allocate(f"{name} attention", shape, dtype, "activations")
+        logsumexp = t.allocate(f"{name} log-sum-exp", (heads, rows), "float32", "activations")
+        workspace = _cpu_forward(t, tokens, head, dtype) if on_cpu else []
+        del workspace
+        return [y, logsumexp]
+
+    y, logsumexp = t.computed("attention", compute)
+    t.save(node, y, logsumexp)
+    return Tensor(y, shape, dtype, node)
 
 
 def _cpu_blocks(tokens: int) -> tuple[int, int]:
@@ -166,6 +195,8 @@ def _biased(t: Tape, scores: Tensor, bias: Tensor, name: str) -> Tensor:
     shape, dtype = bias.shape, bias.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        if not node.wants(1):
+            return [grads[0], None]
         return [grads[0], t.allocate(f"{name} bias gradient", shape, dtype, "temporary", batched=False)]
 
     return Tensor(scores.storage, scores.shape, scores.dtype, t.node([edge(scores), edge(bias)], backward))
@@ -216,10 +247,13 @@ def _product(t: Tape, a: Tensor, b: Tensor, shape: tuple[int, ...], name: str) -
     shapes, dtype = (b.shape, a.shape), a.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate(f"{name} factor gradient", shape, dtype, "temporary") for shape in shapes]
+        return [
+            t.allocate(f"{name} factor gradient", shape, dtype, "temporary") if node.wants(index) else None
+            for index, shape in enumerate(shapes)
+        ]
 
     node = t.node([edge(b), edge(a)], backward)
-    t.save(node, a.storage, b.storage)
+    t.save(node, *(x.storage for x, other in ((a, b), (b, a)) if other.node is not None))
     return t.output(name, shape, dtype, node)
 
 

@@ -136,7 +136,8 @@ def liger_chunk(tokens: int, hidden: int, vocab: int) -> int:
 def _fused_linear(t: Tape, x: Tensor, chunks: int) -> Tensor:
     """Liger's fused linear cross-entropy: both gradients are made in forward, chunk by chunk, and kept for backward.
 
-    The weight's gradient has the weight's dtype (``accum_dtype=None``), and each chunk adds to it in place. The
+    The weight's gradient has the weight's dtype (``accum_dtype=None``), and each chunk adds to it in place; a frozen
+    weight has none (``grad_weight = ... if weight.requires_grad else None``). The
     chunk rule holds for all rows of a micro batch together; it is taken for each sample here, which is the same
     for a power of two.
     """
@@ -150,9 +151,11 @@ def _fused_linear(t: Tape, x: Tensor, chunks: int) -> Tensor:
 
     edges = [edge(x), w] if bias is None else [edge(x), w, bias]
     node = t.node(edges, backward)
-    made = [t.allocate("hidden state gradient", x.shape, x.dtype, "activations")]
+    made: list[Gradient] = [t.allocate("hidden state gradient", x.shape, x.dtype, "activations")]
     made += [
         t.allocate(f"{part.name} gradient", part.shape, t.weight_dtype, "gradients", batched=False)
+        if part.trainable
+        else None
         for part in (w, bias)
         if part is not None
     ]
@@ -181,11 +184,14 @@ def _cut(t: Tape, x: Tensor, targets: Tensor) -> Tensor:
     parts = [part for part in (w, bias) if part is not None]
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        made = [t.allocate("hidden state gradient", shape, dtype, "temporary")]
-        return [*made, *(t.allocate(f"{p.name} gradient", p.shape, low, "gradients", batched=False) for p in parts)]
+        made: list[Gradient] = [t.allocate("hidden state gradient", shape, dtype, "temporary")]
+        for p in parts:
+            grad = t.allocate(f"{p.name} gradient", p.shape, low, "gradients", batched=False) if p.trainable else None
+            made.append(grad)
+        return made
 
     copies = [t.cast_weight(part) for part in parts] if t.autocast else []
-    to_parts: list[Edge] = [(node, 0) for _, node in copies] if t.autocast else [*parts]
+    to_parts: list[Edge] = [(node, 0) if node.live else None for _, node in copies] if t.autocast else [*parts]
     node = t.node([edge(factor), *to_parts], backward)
     t.save(node, factor.storage, targets.storage, *(copy for copy, _ in copies))
     t.save(node, t.allocate("logarithm of a row", shape[:-1], "float32", "activations"))

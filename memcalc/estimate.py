@@ -89,7 +89,7 @@ def estimate(plan: Plan, stage: int | None = None) -> Estimate:
         reserved=reserved,
         device=device,
         host=host_bytes(plan, peak.bytes),
-        parameters=sum(weight.numel for weight in plan.family.weights(plan.model)),
+        parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
         verdict=verdict(plan, device, gpu),
         assumptions=tuple(assumptions(plan, reserved, stage, held.peak_allocated - peak.bytes if held else 0)),
     )
@@ -112,9 +112,9 @@ def host_bytes(plan: Plan, allocated: int) -> int:
     counters = 0
     row, paged = plan.optimizer_row, 0
     if not plan.family.opaque:
-        weights = plan.family.weights(plan.model)
-        counters = DTYPE_BYTES["float32"] * len(weights) * row.counters * (plan.optimizer_kind != "fused")
-        paged = sum(row.host_bytes(weight, plan.precision_row.weights) for weight in weights)
+        trained = [weight for weight in plan.weights if weight.trainable]
+        counters = DTYPE_BYTES["float32"] * len(trained) * row.counters * (plan.optimizer_kind != "fused")
+        paged = sum(row.host_bytes(weight, plan.precision_row.weights) for weight in trained)
     return plan.micro_batch * (2 * tokens if tokens else features) + counters + paged
 
 

@@ -103,6 +103,8 @@ def combine(t: Tape, y: Tensor, shares: Tensor, order: Storage, tokens: Storage,
 
     def multiply_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         rows = t.allocate(f"{name} outputs gradient", shape, dtype, "temporary")
+        if not node.wants(1):
+            return [rows, None]
         product = t.allocate(f"{name} product of gradients", shape, dtype, "temporary")
         weight = t.allocate(f"{name} row shares gradient", (count,), dtype, "temporary")
         del product
@@ -117,7 +119,7 @@ def combine(t: Tape, y: Tensor, shares: Tensor, order: Storage, tokens: Storage,
     picked = t.output(f"{name} row shares", (count,), dtype, node)
     del shares
     node = t.node([edge(y), edge(picked)], multiply_backward)
-    t.save(node, y.storage, picked.storage)
+    t.save(node, *(z.storage for z, other in ((y, picked), (picked, y)) if other.node is not None))
     weighted = t.output(f"{name} weighted", shape, dtype, node)
     del y, picked
     node = t.node([edge(weighted)], add_backward)

@@ -16,9 +16,11 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc import ops
+from memcalc.adapted import adapting
+from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
-from memcalc.parallel import Replicated, build_whole, make, resume, shard_units
+from memcalc.parallel import Replicated, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
@@ -99,7 +101,7 @@ class _Step:
         self.plan, self.stage = plan, stage
         self.local = local(plan)
         """What the modules of one rank see: its part of the model, its part of each sequence."""
-        weights = plan.family.weights(self.local.model)
+        weights = self.local.weights
         if plan.gathers_unknown_layers:
             weights = [
                 Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
@@ -107,8 +109,9 @@ class _Step:
         if stage.of > 1:
             self.links = Links(plan, stage, self.crossing(weights))
             weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
-        self.tape = self.new_tape(weights)
         self.units = shard_units(weights, max(plan.checkpoint_every, 1))
+        self.tape = self.new_tape(flattened(self.units) if plan.strategy_row.flat_units else weights)
+        self.adapt()
         self.hooks: Replicated = make(self.tape, plan, self.units)
         self.tape.gradient = self.hooks.gradient
 
@@ -127,6 +130,15 @@ class _Step:
         )
         tape.float8, tape.offloads = plan.compute.float8, plan.compute.offload_activations
         return tape
+
+    def adapt(self) -> None:
+        """Adapters and what checkpoints keep, as the plan says."""
+        tape, plan = self.tape, self.plan
+        tape.adapt = adapting(plan.adapter)
+        if plan.checkpointing.policy == "matrix-products":
+            tape.policy = matrix_products
+        if plan.checkpointing.policy == "core-attention":
+            tape.core = tape.checkpoint
 
     def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of what one stage hands to the next: all blocks take what the first one takes."""
@@ -235,14 +247,22 @@ class _Step:
                 # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
                 x = ops.cast(tape, x, plan.precision_row.compute, "inputs")
             x = plan.family.enter(tape, plan, x)
+            if plan.adapter.input_gradients and x.node is None:
+                x = tape.leaf(x)
         blocks = plan.family.blocks(tape, plan)[part.start : part.stop]
         every = max(plan.checkpoint_every, 1)
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
-            x = self.segment(blocks[first : first + every], x)
+            x = self.segment(blocks[first : first + every], x, self.checkpoints((part.start + first) // every))
         return plan.family.leave(tape, plan, x) if part.last else x
 
-    def segment(self, blocks: list[Block], x: Tensor) -> Tensor:
+    def checkpoints(self, index: int) -> bool:
+        """The blocks of this index, counted by units, are checkpointed as a whole."""
+        plan = self.plan
+        whole = plan.checkpoint_every > 0 and plan.checkpointing.policy != "core-attention"
+        return whole and plan.checkpointing.covers(index)
+
+    def segment(self, blocks: list[Block], x: Tensor, checkpointed: bool) -> Tensor:
         """One sharding unit, which is also what one activation checkpoint spans."""
         tape, hooks, unit = self.tape, self.hooks, blocks[0][0]
 
@@ -252,7 +272,9 @@ class _Step:
             return x
 
         hooks.enter(unit)
+        if x.node is None:
+            hooks.inputs_without_gradient.append(unit)
         x = ops.boundary(tape, x, partial(hooks.leave_backward, unit))
-        x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if self.plan.checkpoint_every else run(x)
+        x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if checkpointed else run(x)
         hooks.leave(unit)
         return ops.boundary(tape, x, partial(hooks.enter_backward, unit))

@@ -17,14 +17,18 @@ def layer_norm(t: Tape, x: Tensor, name: str) -> Tensor:
     shape, dtype = x.shape, x.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        results: list[Gradient] = [t.allocate(f"{name} input gradient", shape, dtype, "temporary")]
+        grad = t.allocate(f"{name} input gradient", shape, dtype, "temporary") if node.wants(0) else None
+        results: list[Gradient] = [grad]
         for part in (w, bias):
-            if part is not None:
+            if part is not None and part.trainable:
                 results.append(
                     t.allocate(f"{part.name} gradient", part.shape, t.weight_dtype, "gradients", batched=False)
                 )
-        partial_sums = t.allocate(f"{name} partial sums", (2, shape[-1]), t.weight_dtype, "temporary", batched=False)
-        del partial_sums
+            elif part is not None:
+                results.append(None)
+        if w.trainable:
+            sums = t.allocate(f"{name} partial sums", (2, shape[-1]), t.weight_dtype, "temporary", batched=False)
+            del sums
         return results
 
     node = t.node([edge(x), w, *([bias] if bias else [])], backward)
@@ -49,6 +53,8 @@ def _rms_norm_fused(t: Tape, x: Tensor, name: str) -> Tensor:
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         grad = t.allocate(f"{name} input gradient", shape, dtype, "temporary")
+        if not w.trainable:
+            return [grad, None]
         return [grad, t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
 
     node = t.node([edge(x), w], backward)
@@ -88,7 +94,10 @@ def _rms_norm_composite(t: Tape, x: Tensor, name: str, *, python: bool) -> Tenso
         return [result, rstd]
 
     def scale_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        result, product = wide("normalised gradient"), wide("product")
+        result = wide("normalised gradient")
+        if not w.trainable:
+            return [result, None]
+        product = wide("product")
         grad = t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)
         del product
         return [result, grad]
@@ -108,7 +117,7 @@ def _rms_norm_composite(t: Tape, x: Tensor, name: str, *, python: bool) -> Tenso
     if python:
         return _scaled_in_python(t, normalised, dtype, name)
     node = t.node([edge(normalised), w], scale_backward)
-    t.save(node, normalised.storage)
+    t.save(node, normalised.storage if w.trainable else None)
     y = t.output(f"{name} output", shape, "float32", node)
     del normalised
     return cast(t, y, dtype, f"{name} output")

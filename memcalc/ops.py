@@ -9,14 +9,15 @@ is held by tests/trainers/test_ledger_against_torch.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
-    "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "fused_product", "gelu_in_python", "linear",
-    "multiply", "opaque", "pointwise", "relu", "reshape", "scale", "soft_cap", "split",
+    "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "fused_product", "gelu_in_python",
+    "linear", "multiply", "opaque", "plain_linear", "pointwise", "relu", "reshape", "scale", "soft_cap", "split",
 ]  # fmt: skip
 
 
@@ -35,57 +36,76 @@ def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
         return [t.allocate(f"{name} gradient", shape, back, "temporary")]
 
     node = t.node([edge(x)], backward)
-    y = t.output(f"{name} as {dtype}", shape, dtype, node)
-    return y if x.node is not None else Tensor(y.storage, shape, dtype, None)
+    return t.output(f"{name} as {dtype}", shape, dtype, node)
 
 
 def linear(
     t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False, bias: bool = True
 ) -> Tensor:
-    """``F.linear``: saves its input (for the weight) and, under autocast, the 16-bit copy of the weight.
+    """``F.linear``, or the module that an adapter has put in its place.
 
-    With a bias it is one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first. Rows that
-    are ``flat``, of all samples together, need no view. ``bias=False`` leaves its addition to a later operation.
+    It saves its input where the weight is trained and, under autocast, the 16-bit copy of the weight. With a bias it is
+    one ``addmm``, without one a ``mm`` of views, which makes the weight's gradient first. Rows that are ``flat``, of
+    all samples together, need no view. ``bias=False`` leaves its addition to a later operation.
     """
+    if t.adapt is None:
+        return plain_linear(t, x, name, weight, flat=flat, bias=bias)
+    return t.adapt(t, x, name, partial(plain_linear, t, name=name, weight=weight, flat=flat, bias=bias))
+
+
+def plain_linear(
+    t: Tape, x: Tensor, name: str, weight: str | None = None, *, flat: bool = False, bias: bool = True
+) -> Tensor:
+    """``F.linear`` itself, whatever adapters there are."""
     w = t.weights[weight or f"{name}.weight"]
     added = t.weights.get(f"{name}.bias") if bias else None
     # The caller's input lives as long as the call, beside its 16-bit copy.
     factor = cast(t, x, t.compute_dtype, f"{name} input") if t.autocast else x
     shape, dtype, wants_input = factor.shape, factor.dtype, factor.node is not None
     out = (*shape[:-1], w.shape[0])
-    low = t.weight_dtype if not t.autocast else t.compute_dtype
+    low = t.dtype_of(w) if not t.autocast else t.compute_dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         _ = casts_to_float8(
             t, w, [(out, True)] * (1 if t.float8 == "tensorwise" else 2) + [(w.shape, False), (shape, True)]
         )
-        parts = [(f"{name} input gradient", shape, dtype, "temporary", True) if wants_input else None]
+        parts = [(f"{name} input gradient", shape, dtype, "temporary", True)]
         parts.append((f"{w.name} gradient", w.shape, low, "gradients", False))
         if added is None:
             parts.reverse()
         else:
             parts.append((f"{added.name} gradient", added.shape, low, "gradients", False))
-        results = [part and t.allocate(*part[:4], batched=part[4]) for part in parts]
+        results: list[Gradient] = [
+            t.allocate(*part[:4], batched=part[4]) if node.wants(index) else None for index, part in enumerate(parts)
+        ]
         if wants_input and len(shape) > 1 and not flat:  # computed on flattened rows
-            gradient = results[edges.index(source)]
+            gradient = results[0 if added is not None else 1]
             assert gradient is not None
             gradient.view = True
         return results
 
-    source = edge(factor)
-    to_weight: Edge = w
-    to_bias: Edge = added
-    copies = []
-    if t.autocast:
-        copy, node = t.cast_weight(w)
-        copies, to_weight = [copy], (node, 0)
-        if added is not None:
-            to_bias = (t.cast_weight(added)[1], 0)
-    edges: list[Edge] = [source, to_weight, to_bias] if added is not None else [to_weight, source]
+    to_weight, copy = _operand(t, w)
+    edges: list[Edge] = [to_weight, edge(factor)]
+    if added is not None:
+        to_bias, bias_copy = _operand(t, added)
+        edges = [edge(factor), to_weight, to_bias]
     node = t.node(edges, backward)
-    t.save(node, factor.storage, *copies)
-    _ = casts_to_float8(t, w, [(shape, True), (w.shape, False)])
-    return t.output(f"{name} output", out, dtype, node)
+    t.save(node, *([factor.storage] if to_weight is not None else []), *([copy] if wants_input else []))
+
+    def product() -> list[Storage]:
+        _ = casts_to_float8(t, w, [(shape, True), (w.shape, False)])
+        return [t.allocate(f"{name} output", out, dtype, "activations")]
+
+    (y,) = t.computed("mm" if added is None else "addmm", product)
+    return Tensor(y, out, dtype, node)
+
+
+def _operand(t: Tape, w: Weight) -> tuple[Edge, Storage | None]:
+    """Where a weight's gradient goes, and its 16-bit copy under autocast, None where it is used as it is."""
+    if not t.autocast or t.dtype_of(w) == t.compute_dtype:
+        return (w if w.trainable else None), None
+    copy, node = t.cast_weight(w)
+    return ((node, 0) if w.trainable else None), copy
 
 
 def casts_to_float8(t: Tape, weight: Weight, parts: list[tuple[tuple[int, ...], bool]]) -> list[Storage]:
@@ -108,11 +128,11 @@ def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:
     w = t.weights[f"{name}.weight"]
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)]
+        return [t.allocate(f"{w.name} gradient", w.shape, t.dtype_of(w), "gradients", batched=False)]
 
     node = t.node([w], backward)
     t.save(node, ids.storage)
-    return t.output(f"{name} output", (*ids.shape, w.shape[1]), t.weight_dtype, node)
+    return t.output(f"{name} output", (*ids.shape, w.shape[1]), t.dtype_of(w), node)
 
 
 def pointwise(t: Tape, x: Tensor, name: str) -> Tensor:
@@ -147,8 +167,8 @@ def add(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         results: list[Gradient] = []
-        for low, batched, shape in metas:
-            same = low == dtype and batched
+        for index, (low, batched, shape) in enumerate(metas):
+            same = (low == dtype and batched) or not node.wants(index)
             results.append(
                 grads[0] if same else t.allocate(f"{name} gradient", shape, low, "temporary", batched=batched)
             )
@@ -163,10 +183,13 @@ def multiply(t: Tape, x: Tensor, y: Tensor, name: str) -> Tensor:
     shape, dtypes = x.shape, (x.dtype, y.dtype)
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate(f"{name} factor gradient", shape, dtype, "temporary") for dtype in dtypes]
+        return [
+            t.allocate(f"{name} factor gradient", shape, dtype, "temporary") if node.wants(index) else None
+            for index, dtype in enumerate(dtypes)
+        ]
 
     node = t.node([edge(x), edge(y)], backward)
-    t.save(node, x.storage, y.storage)
+    t.save(node, *(z.storage for z, other in ((x, y), (y, x)) if other.node is not None))
     return t.output(f"{name} output", shape, "float32" if "float32" in dtypes else x.dtype, node)
 
 
@@ -264,7 +287,7 @@ def opaque(t: Tape, x: Tensor, name: str, kept: tuple[int, ...], stated_bytes: i
 
 
 def boundary(t: Tape, x: Tensor, then: Callable[[], None]) -> Tensor:
-    """No operation: calls ``then`` when the gradient of ``x`` comes by. Sharding hooks on here."""
+    """No operation: calls ``then`` when the gradient of ``x`` comes by, if one does. Sharding hooks on here."""
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         then()

@@ -11,6 +11,7 @@ from typing import Any
 
 from memcalc.adapters import Adapter
 from memcalc.allocator_options import AllocatorOptions
+from memcalc.checkpointing import Checkpointing
 from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
@@ -26,6 +27,7 @@ from memcalc.offload import Offload
 from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
+from memcalc.spec import Weight
 from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
 from memcalc.update import Update
@@ -98,6 +100,7 @@ class Plan:
     fsdp: Fsdp = Fsdp()
     deepspeed: DeepSpeed = DeepSpeed()
     offload: Offload = Offload()
+    checkpointing: Checkpointing = Checkpointing()
     startup: Startup = Startup()
 
     def __post_init__(self) -> None:
@@ -172,10 +175,15 @@ class Plan:
             raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
 
     @property
+    def weights(self) -> list[Weight]:
+        """Every parameter of the model, frozen ones and adapters included."""
+        return self.adapter.weights(self.family.weights(self.model))
+
+    @property
     def groups(self) -> tuple[Group, ...]:
         return (
-            self.loss, self.update, self.compute, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed,
-            self.offload, self.startup,
+            self.loss, self.update, self.compute, self.layout, self.implementation, self.adapter, self.fsdp,
+            self.deepspeed, self.offload, self.checkpointing, self.startup,
         )  # fmt: skip
 
     @property

@@ -136,9 +136,9 @@ def _lock(out: Path, flags: int) -> int:
 def check_space(plan: Plan, out: Path) -> None:
     """Raises FileError when the disk has no room for one checkpoint and the final weights."""
     dtype = plan.precision_row.weights
-    weights = plan.family.weights(plan.model)
-    parameters = sum(weight.numel for weight in weights) * DTYPE_BYTES[dtype]
-    states = sum(sum(plan.optimizer_row.state_bytes(weight, dtype)) for weight in weights)
+    parameters = sum(weight.numel * DTYPE_BYTES[weight.dtype or dtype] for weight in plan.weights)
+    trained = [weight for weight in plan.weights if weight.trainable]
+    states = sum(sum(plan.optimizer_row.state_bytes(weight, weight.dtype or dtype)) for weight in trained)
     needed, free = 2 * parameters + states, shutil.disk_usage(_existing(out)).free
     if free < needed:
         raise FileError(

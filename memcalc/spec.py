@@ -16,12 +16,16 @@ ROOT, HEAD = "root", "head"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One trainable tensor, counted once however many modules share it."""
+    """One parameter tensor, counted once however many modules share it."""
 
     name: str
     shape: tuple[int, ...]
     group: str = ROOT
     """``root``, ``head`` or the name of the block that owns it; sharding wraps blocks one by one."""
+    trainable: bool = True
+    """A frozen weight gets no gradient and has no optimizer state."""
+    dtype: str = ""
+    """Its own dtype; blank is that of the precision's weights."""
 
     @property
     def numel(self) -> int:

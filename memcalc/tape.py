@@ -24,7 +24,7 @@ from memcalc.layout import Layout
 from memcalc.recorder import Parked, Recorder, Storage
 from memcalc.spec import Weight
 
-__all__ = ["Edge", "Gradient", "Graph", "Node", "Tape", "Tensor"]
+__all__ = ["Adapts", "Edge", "Gradient", "Graph", "Linear", "Node", "Tape", "Tensor"]
 
 
 # torchtune/training/_activation_offloading.py, max_fwd_stash_size: saved tensors that stay until they are copied.
@@ -32,7 +32,10 @@ STASHED = 5
 
 
 class Tensor:
-    """A view of a storage: elements per sample, dtype, and the node whose output it is."""
+    """A view of a storage: elements per sample, dtype, and the node whose output it is.
+
+    ``node`` is None where no trainable weight stands behind it (``requires_grad`` is False).
+    """
 
     __slots__ = ("batched", "dtype", "node", "shape", "slot", "storage")
 
@@ -46,7 +49,7 @@ class Tensor:
         batched: bool = True,
     ) -> None:
         self.storage, self.shape, self.dtype = storage, shape, dtype
-        self.node, self.slot, self.batched = node, slot, batched
+        self.node, self.slot, self.batched = node if node is not None and node.live else None, slot, batched
 
 
 Gradient = Storage | None
@@ -54,15 +57,23 @@ Backward = Callable[["Node", list[Gradient]], "list[Gradient]"]
 
 
 class Node:
-    """One operation in the graph: where its gradients go, what it saved, and how it computes them."""
+    """One operation in the graph: where its gradients go, what it saved, and how it computes them.
 
-    __slots__ = ("backward", "edges", "grads", "region", "saved")
+    An edge is None where no gradient is wanted. A node without any other edge is not ``live``: torch makes none.
+    """
 
-    def __init__(self, edges: list[Edge], backward: Backward, outputs: int) -> None:
-        self.edges, self.backward = edges, backward
+    __slots__ = ("backward", "edges", "grads", "held", "live", "region", "saved")
+
+    def __init__(self, edges: list[Edge], backward: Backward, outputs: int, *, live: bool = True) -> None:
+        self.edges, self.backward, self.live = edges, backward, live
         self.grads: list[Gradient] = [None] * outputs
-        self.saved: list[Storage] = []
+        self.saved: list[Storage | None] = []
+        self.held: list[Storage] = []
         self.region: Region | None = None
+
+    def wants(self, index: int) -> bool:
+        """A gradient is needed for the input of this place (``ctx.needs_input_grad``)."""
+        return self.edges[index] is not None
 
 
 Edge = tuple[Node, int] | Weight | None
@@ -77,14 +88,25 @@ class Graph:
         self.nodes, self.uses = nodes, uses
 
 
+Linear = Callable[[Tensor], Tensor]
+Adapts = Callable[["Tape", Tensor, str, Linear], Tensor]
+"""``(tape, input, name, the layer itself) -> output``: a module that an adapter wraps around a linear layer."""
+
+
+Keeps = Callable[[str], bool]
+"""``operation -> its output is kept`` through a checkpoint; called in the order of the operations."""
+
+
 class Region:
     """A checkpointed stretch of the model: how to run it again, and which nodes wait for their saved tensors."""
 
-    __slots__ = ("ready", "run", "waiting")
+    __slots__ = ("keeps", "kept", "ready", "run", "waiting")
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self.run, self.ready = run, False
+    def __init__(self, run: Callable[[], object], keeps: Keeps | None) -> None:
+        self.run, self.ready, self.keeps = run, False, keeps
         self.waiting: list[tuple[Node, int]] = []
+        self.kept: list[list[Storage] | None] = []
+        """Outputs of the operations that were asked about, in their order; None where it was not kept."""
 
 
 class _Stop(Exception):
@@ -139,14 +161,25 @@ class Tape(Recorder):
         self.chunks: list[Tensor] = []
         """Logits that go before the model's output, where the head is computed chunk by chunk."""
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
+        self.adapt: Adapts | None = None
+        """What stands in place of a linear layer; None where nothing does."""
         self._nodes: list[Node] = []
         self._pending: dict[str, list[Storage]] = {}
         self._uses: dict[str, int] = {}
         self._grad_enabled = True
         self._casts: dict[str, tuple[Storage, Node]] = {}
+        self.policy: Callable[[], Keeps] | None = None
+        """What checkpoints keep; None keeps nothing but their input."""
         self._region: Region | None = None
+        self._again: list[list[Storage] | None] | None = None
+        self.core: Callable[..., Tensor] | None = None
+        """What runs attention in place of a plain call, where a checkpoint is put around it alone."""
         self._replay: Iterator[tuple[Node, int]] | None = None
         self._left = 0
+
+    def dtype_of(self, weight: Weight) -> str:
+        """The dtype a weight is stored in while the model runs."""
+        return weight.dtype or self.weight_dtype
 
     def output(self, name: str, shape: tuple[int, ...], dtype: str, node: Node, slot: int = 0) -> Tensor:
         """A new activation that ``node`` produces."""
@@ -157,8 +190,9 @@ class Tape(Recorder):
     def node(self, edges: list[Edge], backward: Backward, outputs: int = 1) -> Node:
         """A node for the operation about to run. Weight edges are counted, so that a shared weight's
         gradient is handed over once, when its last part has arrived."""
-        node = Node(edges, backward, outputs)
-        if self._grad_enabled and self._replay is None:
+        edges = [None if isinstance(edge, Weight) and not edge.trainable else edge for edge in edges]
+        node = Node(edges, backward, outputs, live=any(edge is not None for edge in edges))
+        if node.live and self._grad_enabled and self._replay is None:
             self._nodes.append(node)
             node.region = self._region
             for edge in edges:
@@ -166,9 +200,12 @@ class Tape(Recorder):
                     self._uses[edge.name] = self._uses.get(edge.name, 0) + 1
         return node
 
-    def save(self, node: Node, *storages: Storage) -> None:
-        """Keep storages for the backward of ``node`` (inside a checkpoint: only note that they are needed)."""
-        if not self._grad_enabled:
+    def save(self, node: Node, *storages: Storage | None) -> None:
+        """Keep storages for the backward of ``node`` (inside a checkpoint: only note that they are needed).
+
+        None stands for a weight, which lives anyway; but a recomputation has to come as far as that.
+        """
+        if not (self._grad_enabled and node.live):
             return
         for storage in storages:
             if self._replay is not None:
@@ -179,12 +216,12 @@ class Tape(Recorder):
                     raise _Stop
             elif self._region is not None:
                 self._region.waiting.append((node, len(node.saved)))
-                node.saved.append(None)  # type: ignore[arg-type]
+                node.saved.append(None)
             else:
                 node.saved.append(self._kept(storage))
 
-    def _kept(self, storage: Storage) -> Storage:
-        if not self.offloads or self.moment != "forward":
+    def _kept(self, storage: Storage | None) -> Storage | None:
+        if storage is None or not self.offloads or self.moment != "forward":
             return storage
         self._leaving.append(storage)
         return self.parked(storage)
@@ -193,8 +230,13 @@ class Tape(Recorder):
         """Bring back what the node saved; what the one before it had stays until this one has run."""
         self._leaving.clear()
         waiting = [isinstance(storage, Parked) for storage in node.saved]
-        node.saved = [self.fetched(storage) for storage in node.saved]
-        return [storage for storage, parked in zip(node.saved, waiting, strict=True) if parked]
+        node.saved = [storage and self.fetched(storage) for storage in node.saved]
+        return [storage for storage, parked in zip(node.saved, waiting, strict=True) if parked and storage]
+
+    def hold(self, node: Node, storage: Storage) -> None:
+        """Keep a storage as an attribute of the node, which a checkpoint does not see and so does not give back."""
+        if self._grad_enabled and self._replay is None and node.live:
+            node.held.append(storage)
 
     def take_graph(self) -> Graph:
         """What was recorded since the last time; the tape begins a new one."""
@@ -229,7 +271,7 @@ class Tape(Recorder):
             del grads
             self._back = back
             del back
-            node.saved = []
+            node.saved, node.held = [], []
             node.region = None
             edges = node.edges
             while edges:
@@ -271,60 +313,92 @@ class Tape(Recorder):
         self._casts.clear()
 
     def cast_weight(self, weight: Weight) -> tuple[Storage, Node]:
-        """The 16-bit copy of a weight, cached while the autocast region lasts, and the node its gradient goes to."""
+        """The 16-bit copy of a weight, cached while the autocast region lasts, and the node its gradient goes to.
+
+        The copy of a frozen weight is made anew at each use (aten/src/ATen/autocast_mode.cpp, ``cached_cast``).
+        """
         if weight.name not in self._casts:
+            dtype = self.dtype_of(weight)
 
             def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-                return [
-                    self.allocate(
-                        f"{weight.name} gradient", weight.shape, self.weight_dtype, "gradients", batched=False
-                    )
-                ]
+                return [self.allocate(f"{weight.name} gradient", weight.shape, dtype, "gradients", batched=False)]
 
             copy = self.allocate(
                 f"{weight.name} autocast copy", weight.shape, self.compute_dtype, "activations", batched=False
             )
+            if not weight.trainable:
+                return copy, self.node([weight], backward)
             self._casts[weight.name] = copy, self.node([weight], backward)
         return self._casts[weight.name]
 
-    def checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor, *, reentrant: bool) -> Tensor:
-        """Run ``function(x)`` keeping only ``x``; it is run again in backward."""
-        return self._checkpoint_reentrant(function, x) if reentrant else self._checkpoint(function, x)
+    def leaf(self, x: Tensor) -> Tensor:
+        """``x.requires_grad_()``: from here on gradients flow to ``x``, and no further."""
+        node = Node([], lambda node, grads: [], 1)
+        if self._grad_enabled and self._replay is None:
+            self._nodes.append(node)
+        return Tensor(x.storage, x.shape, x.dtype, node, batched=x.batched)
 
-    def _checkpoint(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        kept = Tensor(self._kept(x.storage), x.shape, x.dtype, x.node, x.slot, x.batched)
-        run = partial(self._run_again, function, kept)
-        self._region = Region(run if self.offloads else lambda: function(x))
-        del kept, run
+    def checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor, reentrant: bool = False) -> Tensor:
+        """Run ``function(*inputs)`` keeping only those, of which the reentrant form takes one; it runs again in backward."""
+        return self._checkpoint_reentrant(function, *inputs) if reentrant else self._checkpoint(function, *inputs)
+
+    def computed(self, operation: str, compute: Callable[[], list[Storage]]) -> list[Storage]:
+        """Outputs of an operation whose outputs a selective checkpoint may keep, so that it is not run again."""
+        if self._again is not None:
+            kept = self._again.pop()
+            return compute() if kept is None else kept
+        outputs = compute()
+        region = self._region
+        if region is not None and region.keeps is not None:
+            region.kept.append(outputs if region.keeps(operation) else None)
+        return outputs
+
+    def _checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        again: Callable[[], object] = partial(function, *inputs)
+        if self.offloads:
+            away = [(self._kept(x.storage) or x.storage, x) for x in inputs]
+            kept = [Tensor(at, x.shape, x.dtype, x.node, x.slot, x.batched) for at, x in away]
+            again = partial(self._run_again, function, kept)
+            del kept, away
+        self._region = Region(again, self.policy() if self.policy is not None else None)
         try:
-            return function(x)
+            return function(*inputs)
         finally:
             self._region = None
 
-    def _run_again(self, function: Callable[[Tensor], Tensor], kept: Tensor) -> object:
-        storage = self.fetched(kept.storage)
-        return function(Tensor(storage, kept.shape, kept.dtype, kept.node, kept.slot, kept.batched))
+    def _run_again(self, function: Callable[..., Tensor], kept: list[Tensor]) -> object:
+        back = [Tensor(self.fetched(x.storage), x.shape, x.dtype, x.node, x.slot, x.batched) for x in kept]
+        return function(*back)
 
     def _recompute(self, region: Region) -> None:
         """Fill the saved tensors of a region's nodes; stops as soon as the last one is there."""
         self._replay, self._left = iter(region.waiting), len(region.waiting)
+        if region.keeps is not None:
+            region.kept.reverse()
+            self._again = region.kept  # what is not taken again before the stop lives as long as the region
         kept, self._casts = self._casts, {}
         try:
             region.run()
         except _Stop:
             pass
         finally:
-            self._replay, self._casts = None, kept
+            self._replay, self._again, self._casts = None, None, kept
         region.ready, region.waiting = True, []
 
     def _checkpoint_reentrant(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        shape, dtype, parent, slot = x.shape, x.dtype, x.node, x.slot
+        shape, dtype = x.shape, x.dtype
+        # Without an input that wants a gradient this form would train nothing, so that callers make it want one.
+        parent = x.node if x.node is not None else self.leaf(x).node
+        slot = x.slot if x.node is not None else 0
 
         def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
             entry = Node([], lambda node, grads: [], 1)
             outer, self._nodes = self._nodes, []
             kept, self._casts = self._casts, {}
-            y = function(Tensor(node.saved[0], shape, dtype, entry))
+            kept_input = node.saved[0]
+            assert kept_input is not None
+            y = function(Tensor(kept_input, shape, dtype, entry))
+            del kept_input
             self._casts = kept
             assert y.node is not None
             y.node.grads[y.slot] = grads[0]
@@ -332,8 +406,8 @@ class Tape(Recorder):
             self._run(inner)
             return [entry.grads[0]]
 
-        edge: Edge = (parent, slot) if parent is not None else None
-        node = self.node([edge], backward)
+        assert parent is not None
+        node = self.node([(parent, slot)], backward)
         self.save(node, x.storage)
         self._grad_enabled = False
         y = function(x)

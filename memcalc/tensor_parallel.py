@@ -148,13 +148,15 @@ def column(t: Tape, x: Tensor, name: str, weight: str | None = None, *, bias: bo
         part = t.allocate(f"{name} scattered gradient", shape, dtype, "communication")
         results: list[Gradient] = [part]
         for each in (w, added):
-            if each is not None:
+            if each is not None and each.trainable:
                 results.append(t.allocate(f"{each.name} gradient", each.shape, dtype, "gradients", batched=False))
+            elif each is not None:
+                results.append(None)
         del again, full
         return results
 
     node = t.node([edge(x), w, *([added] if added else [])], backward)
-    t.save(node, x.storage)
+    t.save(node, x.storage if w.trainable else None)
     gathered = _gathered(t, whole, dtype, f"{name} input")
     y = t.output(f"{name} output", (*whole[:-1], w.shape[0]), dtype, node)
     del gathered

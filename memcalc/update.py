@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memcalc.adapters import Adapter
 from memcalc.errors import PlanError
 from memcalc.groups import Group, knob
 
@@ -33,6 +34,8 @@ class Update(Group):
     def check(self, plan: Plan) -> None:
         if self.l2 and plan.optimizer_row.decoupled:
             raise PlanError(f"l2: {plan.optimizer} adds no decay to gradients; take adam or sgd, or leave out --l2")
+        if self.ema != "none" and plan.adapter != Adapter():
+            raise PlanError("an average is of a whole model; with adapters leave out --ema")
         if not self.in_backward:
             return
         if plan.strategy_row.buckets or plan.strategy_row.flat_units or plan.strategy_row.main_grads:

@@ -49,8 +49,44 @@ FAULTS = [
     Fault(
         name="a linear layer does not keep its input",
         file="ops.py",
-        right="t.save(node, factor.storage, *copies)",
-        wrong="t.save(node, *copies)",
+        right="t.save(node, *([factor.storage] if to_weight is not None else []), ",
+        wrong="t.save(node, ",
+    ),
+    Fault(
+        name="a frozen linear layer keeps its input",
+        file="ops.py",
+        right="[factor.storage] if to_weight is not None else []",
+        wrong="[factor.storage]",
+    ),
+    Fault(
+        name="frozen weights get gradients",
+        file="tape.py",
+        right="edges = [None if isinstance(edge, Weight) and not edge.trainable else edge for edge in edges]\n",
+        wrong="edges = list(edges)\n",
+    ),
+    Fault(
+        name="LoRA's factors have states like the weights'",
+        file="parallel/replicated.py",
+        right="weight.group), self.trained_dtype)",
+        wrong="weight.group), self.dtype)",
+    ),
+    Fault(
+        name="a quantised weight is not unpacked",
+        file="adapted.py",
+        right='"temporary", batched=False)\n        del scales',
+        wrong='"temporary", batched=False) if False else None\n        del scales',
+    ),
+    Fault(
+        name="quantised scales are free",
+        file="quantised.py",
+        right='("scales", 4 * -(-numel // _BLOCK)), ',
+        wrong='("scales", 0), ',
+    ),
+    Fault(
+        name="every matrix product is kept by a selective checkpoint",
+        file="checkpointing.py",
+        right="count % 2 == 1",
+        wrong="count > 0",
     ),
     Fault(
         name="LayerNorm keeps no mean",
@@ -139,8 +175,8 @@ FAULTS = [
     Fault(
         name="reserved knows no card",
         file="estimate.py",
-        right="capacity=capacity)",
-        wrong="capacity=None)",
+        right="capacity=capacity, free=held)",
+        wrong="capacity=None, free=held)",
     ),
     Fault(
         name="all groups of ranks have one communicator",
@@ -247,7 +283,7 @@ FAULTS = [
     Fault(
         name="offloaded activations stay on the device",
         file="tape.py",
-        right='if not self.offloads or self.moment != "forward":',
+        right='if storage is None or not self.offloads or self.moment != "forward":',
         wrong="if True:",
     ),
     Fault(

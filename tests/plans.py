@@ -9,6 +9,8 @@ import dataclasses
 
 from hypothesis import strategies as st
 
+from memcalc.adapters import TARGETS, Adapter
+from memcalc.checkpointing import POLICIES, Checkpointing
 from memcalc.compute import FLOAT8, Compute
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
@@ -17,14 +19,17 @@ from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
+from memcalc.quantised import QUANTISED
 from memcalc.strategies import STRATEGIES
 from memcalc.update import Update
 
 __all__ = [
     "ALLOCATORS",
     "DROPOUT",
+    "adapters",
     "attentions",
     "berts",
+    "checkpointings",
     "decoders",
     "divided",
     "gpt2s",
@@ -237,6 +242,35 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
+def adapters(draw: st.DrawFn, model: Model) -> Adapter:
+    """No adapter half of the time; else LoRA over quantised or plain weights."""
+    if FAMILIES[model.family].opaque or FAMILIES[model.family].convolves or draw(st.booleans()):
+        return Adapter()
+    quantize = draw(st.sampled_from(["none", *QUANTISED]))
+    kind = draw(st.sampled_from(["lora", "adapter-v2"]))
+    return Adapter(
+        kind=kind,
+        rank=draw(st.integers(1, 5)),
+        targets="all-linear" if model.family == "mlp" else draw(st.sampled_from(list(TARGETS))),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+        dtype=draw(st.sampled_from(["weights", "float32"] if kind == "lora" else ["weights"])),
+        input_gradients=draw(st.booleans()),
+        quantize=quantize,
+        quantized_saves_input=draw(st.booleans()),
+    )
+
+
+@st.composite
+def checkpointings(draw: st.DrawFn, model: Model) -> Checkpointing:
+    """What a checkpoint may keep, for models in which it can be told."""
+    family = FAMILIES[model.family]
+    if family.opaque or family.sequences > 1:
+        return Checkpointing()
+    policies = [name for name in POLICIES if name != "core-attention" or model.heads]
+    return Checkpointing(policy=draw(st.sampled_from(policies)), one_in=draw(st.integers(1, 3)))
+
+
+@st.composite
 def pipelines(draw: st.DrawFn, model: Model) -> Layout:
     """Ways to divide a model's layers over up to three stages, most often none."""
     parts = [(stages, chunks) for stages in (2, 3) for chunks in (1, 2) if stages * chunks <= model.layers]
@@ -301,6 +335,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     offloads = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
     loss = draw(losses(device, tokens, scaled)) if tokens and not chosen.classes else Loss()
+    adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
+    if adapter != Adapter():
+        update = dataclasses.replace(update, ema="none")
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -332,6 +369,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         implementation=draw(implementations(chosen)),
         allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
+        adapter=adapter,
+        checkpointing=draw(checkpointings(chosen)) if checkpoint_every and not reentrant else Checkpointing(),
     )
 
 

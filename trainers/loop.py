@@ -23,9 +23,10 @@ from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
 from memcalc.units import format_bytes
 from trainers import checkpoint, meters
+from trainers.adapters import add_adapters
 from trainers.backends import Prepared, prepare
 from trainers.batches import Batches
-from trainers.checkpointing import checkpoint_blocks
+from trainers.checkpointing import checkpoint_blocks, want_input_gradients
 from trainers.models import build, criterion, dtype_of
 from trainers.process import Process
 
@@ -74,7 +75,9 @@ def train(
         at.meter = meters.make(process.device, metered - 1)
         at.outside()
     model = build(plan)
+    add_adapters(model, plan)
     checkpoint_blocks(model, plan)
+    want_input_gradients(model, plan)
     prepared = prepare(model, plan, process.mesh, settings.seed)
     del model
     return _Run(plan, settings, process, batches, prepared, out, say, at, metered).run(resume[1] if resume else None)

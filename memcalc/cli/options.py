@@ -136,6 +136,7 @@ _GROUPS: Mapping[str, type[Group]] = {
 _HEADINGS = {
     "loss": "The loss", "update": "The update", "compute": "How it computes", "layout": "How ranks are arranged", "implementation": "How the model is written", "adapter": "Adapters",
     "fsdp": "FSDP", "deepspeed": "DeepSpeed", "offload": "Offload",
+    "checkpointing": "Selective checkpointing",
     "startup": "Before the first step",
 }  # fmt: skip
 

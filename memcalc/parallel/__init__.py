@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from memcalc.parallel.before import build_whole, resume
 from memcalc.parallel.ddp import Ddp
-from memcalc.parallel.flat_units import FlatUnits
+from memcalc.parallel.flat_units import FlatUnits, flattened
 from memcalc.parallel.fully_shard import FullyShard
 from memcalc.parallel.megatron import Megatron
 from memcalc.parallel.replicated import ROOT_UNIT, Replicated
@@ -27,6 +27,7 @@ __all__ = [
     "Megatron",
     "Replicated",
     "build_whole",
+    "flattened",
     "make",
     "resume",
     "shard_units",

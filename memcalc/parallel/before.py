@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memcalc.parallel.replicated import Replicated
 from memcalc.plan import Plan
+from memcalc.quantised import QUANTISED, stored
 from memcalc.startup import COPIES_STATES_UNTIL
 from memcalc.tape import Tape
 
@@ -20,8 +21,11 @@ def build_whole(tape: Tape, plan: Plan, hooks: Replicated) -> None:
         return
     tape.moment = "init"
     for weight in hooks.weights:
+        shape, dtype = weight.shape, weight.dtype or hooks.dtype
+        if dtype in QUANTISED:
+            shape, dtype = (sum(size for _, size in stored(dtype, shape)),), "uint8"
         hooks.whole[weight.name] = tape.allocate(
-            f"{weight.name} built whole", weight.shape, hooks.dtype, "parameters", batched=False
+            f"{weight.name} built whole", shape, dtype, "parameters", batched=False
         )
 
 

@@ -19,8 +19,8 @@ class Ddp(Replicated):
     """
 
     def states(self) -> None:
-        itemsize = DTYPE_BYTES[self.dtype]
-        sizes = ddp_buckets(self.weights, itemsize, self.plan.bucket_mb)
+        itemsize = DTYPE_BYTES[self.trained_dtype]
+        sizes = ddp_buckets(self.trained, itemsize, self.plan.bucket_mb)
         category = "gradients" if self.plan.bucket_views else "communication"
         super().states()
         for index, size in enumerate(sizes):
@@ -28,8 +28,8 @@ class Ddp(Replicated):
 
     def updated(self) -> list[Weight]:
         if not self.plan.strategy_row.shards_optimizer:
-            return self.weights
-        parts = greedy_partition(self.weights, self.plan.shards)
+            return self.trained
+        parts = greedy_partition(self.trained, self.plan.shards)
         return parts[fullest(parts)]
 
     def keep_gradients(self) -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memcalc.parallel.replicated import ROOT_UNIT, Replicated
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["FlatUnits"]
+__all__ = ["FlatUnits", "flattened"]
+
+
+def flattened(units: dict[str, list[Weight]]) -> list[Weight]:
+    """The weights as autograd sees them: views of a flat parameter that wants a gradient want one, too.
+
+    So a frozen weight beside a trained one costs what a trained one does, but for its optimizer state.
+    """
+    return [
+        replace(weight, trainable=any(other.trainable for other in unit)) for unit in units.values() for weight in unit
+    ]
 
 
 class FlatUnits(Replicated):
@@ -34,8 +46,9 @@ class FlatUnits(Replicated):
             self.stale = True
 
     def keep_gradients(self) -> None:
-        for unit in self.units:
-            self.grads[unit] = self._flat_gradient(unit)
+        for unit, weights in self.units.items():
+            if any(weight.trainable for weight in weights):
+                self.grads[unit] = self._flat_gradient(unit)
 
     def begin_forward(self) -> None:
         if self.stale:
@@ -46,6 +59,8 @@ class FlatUnits(Replicated):
         """Nothing is freed before the next forward pass."""
 
     def leave_backward(self, unit: str) -> None:
+        if not any(weight.trainable for weight in self.units[unit]):
+            return
         flat = self._flat_gradient(unit)
         self.waiting[unit].clear()
         self.grads.setdefault(unit, flat)
@@ -54,5 +69,7 @@ class FlatUnits(Replicated):
         return self.new_gradient(f"{unit} flat", sum(weight.numel for weight in self.units[unit]))
 
     def end_backward(self) -> None:
-        if self.units.get(ROOT_UNIT):
-            self.leave_backward(ROOT_UNIT)
+        for unit in [*self.inputs_without_gradient, ROOT_UNIT]:
+            if self.units[unit]:
+                self.leave_backward(unit)
+        super().end_backward()

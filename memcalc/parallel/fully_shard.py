@@ -6,6 +6,8 @@ from math import prod
 
 from memcalc.parallel.replicated import ROOT_UNIT, Replicated
 from memcalc.plan import Plan
+from memcalc.precision import DTYPE_BYTES
+from memcalc.quantised import QUANTISED, SHARDED, stored
 from memcalc.recorder import Storage
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import Weight
@@ -41,15 +43,31 @@ class FullyShard(Replicated):
 
     def keep_gradients(self) -> None:
         for unit in self.units:
-            self.grads[unit] = self._reduced(unit)
+            if self.numel(unit):
+                self.grads[unit] = self._reduced(unit)
 
-    def padded(self, weight: Weight) -> int:
-        """Padded elements of a weight over all ranks."""
-        return prod(self.local_shape(weight)) * self.plan.shards
+    def parameter(self, weight: Weight) -> None:
+        """Of a quantised weight only what is a parameter is divided."""
+        if weight.dtype not in QUANTISED:
+            return super().parameter(weight)
+        for part, size in stored(weight.dtype, weight.shape):
+            here = -(-size // self.plan.shards) if part in SHARDED else size
+            self.hold(f"{weight.name} {part}", (here,), "parameters", "uint8")
+
+    def gathered_bytes(self, weight: Weight) -> int:
+        """Bytes of a weight over all ranks, padding included, as it is gathered."""
+        if weight.dtype in QUANTISED:
+            parts = [size for part, size in stored(weight.dtype, weight.shape) if part in SHARDED]
+            return sum(-(-size // self.plan.shards) * self.plan.shards for size in parts)
+        return prod(self.local_shape(weight)) * self.plan.shards * DTYPE_BYTES[self.gathered_dtype(weight)]
+
+    def gathered_dtype(self, weight: Weight) -> str:
+        """Only a mixed-precision policy casts; an adapter's own dtype stays otherwise."""
+        return self.low if self.plan.precision_row.autocast else weight.dtype or self.low
 
     def numel(self, unit: str) -> int:
-        """Padded elements of a unit over all ranks."""
-        return sum(self.padded(weight) for weight in self.units[unit])
+        """Padded elements of a unit's trained weights over all ranks."""
+        return sum(prod(self.local_shape(weight)) * self.plan.shards for weight in self.units[unit] if weight.trainable)
 
     def _gather(self, unit: str) -> None:
         if unit in self.full or unit in self.gathered or self.plan.shards == 1 or not self.units[unit]:
@@ -60,15 +78,17 @@ class FullyShard(Replicated):
                 self._flat(f"{weight.name} cast shard", prod(self.local_shape(weight)), self.low)
                 for weight in self.units[unit]
             ]
-        self.gathered[unit] = self._flat(f"{unit} gather", self.numel(unit), self.low)
+        # Of one dtype, or bytes where dtypes differ (_get_all_gather_input_metadatas).
+        size = sum(self.gathered_bytes(weight) for weight in self.units[unit])
+        self.gathered[unit] = self._flat(f"{unit} gather", size, "uint8")
         casts.clear()
-        self._gloo_copy(f"{unit} gather", self.numel(unit), self.low)
+        self._gloo_copy(f"{unit} gather", size, "uint8")
 
     def _copy_out(self, unit: str) -> None:
         if unit in self.full:
             return
         self.full[unit] = [
-            self._flat(f"{weight.name} gathered", self.padded(weight), self.low) for weight in self.units[unit]
+            self._flat(f"{weight.name} gathered", self.gathered_bytes(weight), "uint8") for weight in self.units[unit]
         ]
 
     def _flat(self, name: str, numel: int, dtype: str) -> Storage:
@@ -111,16 +131,19 @@ class FullyShard(Replicated):
         if not self.sync:
             return
         self.reduce_input = None
-        self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.dtype)
+        trained = [weight for weight in self.units[unit] if weight.trainable]
+        if not trained:
+            return
+        self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.trained_dtype)
         # A loop variable of foreach_reduce still holds the last gradient when the list of them is cleared.
-        last = self.unsharded[unit].get(self.units[unit][-1].name) if self.plan.shards > 1 else None
+        last = self.unsharded[unit].get(trained[-1].name) if self.plan.shards > 1 else None
         self.unsharded[unit].clear()
         reduced = self._reduced(unit)
-        self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.dtype)
+        self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.trained_dtype)
         del last
         self.grads.setdefault(unit, reduced)
         del reduced
-        self.step_in_backward(unit, [self.local_shape(weight) for weight in self.units[unit]])
+        self.step_in_backward(unit, [self.local_shape(weight) for weight in self.units[unit] if weight.trainable])
 
     def _gloo_copy(self, name: str, numel: int, dtype: str) -> None:
         """gloo, the backend on CPUs, works on a copy of what it gathers and of what it reduces and scatters."""
@@ -132,6 +155,9 @@ class FullyShard(Replicated):
         return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.shards)
 
     def end_backward(self) -> None:
-        if self.units.get(ROOT_UNIT):
-            self.leave_backward(ROOT_UNIT)
+        # FSDPState._root_post_backward_final_callback: the root is the first of all states.
+        for unit in [ROOT_UNIT, *self.inputs_without_gradient]:
+            if self.units[unit]:
+                self.leave_backward(unit)
         self.reduce_input = None
+        super().end_backward()

@@ -7,6 +7,7 @@ from math import prod
 from memcalc.optimizers.row import fullest
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
+from memcalc.quantised import QUANTISED, stored
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Tape
@@ -24,12 +25,17 @@ class Replicated:
         self.dtype = plan.precision_row.weights
         """dtype of what lives between steps."""
         self.weights = [weight for unit in units.values() for weight in unit]
+        self.trained = [weight for weight in self.weights if weight.trainable]
+        self.trained_dtype = next((weight.dtype for weight in self.trained if weight.dtype), self.dtype)
+        """dtype of trained weights, their gradients and states: an adapter may have its own."""
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
         self.whole: dict[str, Storage] = {}
         """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
+        self.inputs_without_gradient: list[str] = []
+        """Units whose input wants none, so that ``leave_backward`` is not called for them."""
 
     # -- what lives between steps ------------------------------------------------------------------
 
@@ -51,12 +57,20 @@ class Replicated:
 
     def parameters(self) -> None:
         for weight in self.weights:
-            self.hold(weight.name, self.local_shape(weight), "parameters")
+            self.parameter(weight)
             self.whole.pop(weight.name, None)
+
+    def parameter(self, weight: Weight) -> None:
+        """This rank's part of one weight."""
+        if weight.dtype in QUANTISED:
+            for part, size in stored(weight.dtype, weight.shape):
+                self.hold(f"{weight.name} {part}", (size,), "parameters", "uint8")
+        else:
+            self.hold(weight.name, self.local_shape(weight), "parameters", weight.dtype)
 
     def optimizer_states(self) -> None:
         for weight in self.updated():
-            self.hold_states(Weight(weight.name, self.local_shape(weight), weight.group), self.dtype)
+            self.hold_states(Weight(weight.name, self.local_shape(weight), weight.group), self.trained_dtype)
 
     def hold_states(self, weight: Weight, dtype: str) -> None:
         """What the optimizer keeps for a tensor of ``dtype`` that this rank updates."""
@@ -78,15 +92,15 @@ class Replicated:
 
     def updated(self) -> list[Weight]:
         """Weights whose update this rank computes."""
-        return self.weights
+        return self.trained
 
     def keep_gradients(self) -> None:
         """Gradients that are zeroed and not freed after a step."""
-        for weight in self.weights:
+        for weight in self.trained:
             self.grads[weight.name] = self.new_gradient(weight.name, weight.numel)
 
     def new_gradient(self, name: str, numel: int) -> Storage:
-        return self.tape.allocate(f"{name} gradient", (numel,), self.dtype, "gradients", batched=False)
+        return self.tape.allocate(f"{name} gradient", (numel,), self.trained_dtype, "gradients", batched=False)
 
     # -- hooks -------------------------------------------------------------------------------------
 
@@ -123,17 +137,18 @@ class Replicated:
         if not plan.update.in_backward:
             return
         for shape in shapes:
-            self.temporaries([shape], self.dtype)
+            self.temporaries([shape], self.trained_dtype)
         self.grads.pop(name, None)
 
     def end_backward(self) -> None:
         """When backward is done."""
+        self.inputs_without_gradient.clear()
 
     def step(self) -> None:
         """The optimizer's update."""
         if self.plan.update.in_backward or (self.plan.family.opaque and self.plan.optimizer_kind == "for-loop"):
             return  # taken already; or as large as the largest tensor, which is not known
-        self.temporaries(self.step_shapes(), self.dtype)
+        self.temporaries(self.step_shapes(), self.trained_dtype)
 
     def temporaries(self, shapes: list[tuple[int, ...]], dtype: str) -> None:
         """What the update of tensors of ``dtype`` allocates, alive together at its fullest point."""

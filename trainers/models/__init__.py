@@ -75,8 +75,7 @@ def initialise(model: nn.Module, plan: Plan, seed: int) -> None:
     Each full tensor is made alone and only this rank's shard of it is kept, so that no rank ever holds the
     whole model.
     """
-    weights = plan.family.weights(plan.model)
-    for weight, parameter in zip(weights, model.parameters(), strict=True):
+    for weight, parameter in zip(plan.weights, model.parameters(), strict=True):
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         full = torch.empty(weight.shape, device=local.device, dtype=torch.float32)
         _fill(full, weight.name, plan, seed)
@@ -88,6 +87,9 @@ def initialise(model: nn.Module, plan: Plan, seed: int) -> None:
 
 
 def _fill(full: Tensor, name: str, plan: Plan, seed: int) -> None:
+    if name.endswith("lora_B.weight"):  # so that an adapter changes nothing at first
+        full.fill_(0.0)
+        return
     if full.ndim == 1:
         full.fill_(0.0 if name.endswith("bias") else 1.0)
         return
