@@ -17,6 +17,8 @@ _NOTED = (
     (r"fused linear (cross.entropy|CE\b)|Liger kernels", "fused linear"),
     (r"fused Triton .*cross-entropy", "in place"),
     (r"chunked (cross.entropy|CE\b|loss)", "head in 8 chunks"),
+    # torchtune's table of flags adds them one by one: these come before its chunked loss.
+    (r"cumulative step: \+ (packed dataset|compile)", "float32"),
 )
 # Models of transformers up to 4.49 that do not make logits float32 (modeling_gpt_bigcode.py).
 _SIXTEEN_BIT = r"santacoder|starcoder|bigcode"

@@ -78,6 +78,12 @@ _OPTIMIZERS = {
 _BESIDE = re.compile(r",? (step in backward|\(low memory config\))")
 # Compute → the same without its 8-bit products, and how those are made; torchao's of before 2025 was by tensor.
 _FLOAT8 = re.compile(r"fp8linear\+bf16|mxfp8(\+bf16)?")
+# torchtune's "low memory" recipes say optimizer_in_bwd: True (recipes/configs/llama2/7B_full_low_memory.yaml), and its
+# table of flags adds them one by one: what comes after the step in backward has it too.
+_IN_BACKWARD = re.compile(
+    r"fused in backward|step in backward|(?<!no )optimizer_in_bwd|low memory config"
+    r"|cumulative step: \+ (activation offloading|8-bit)"
+)
 _TE_FLOAT8 = "amp_fp8"
 ACTIVATIONS_AWAY = "activations->cpu"
 _ATTENTION = {
@@ -153,9 +159,7 @@ def _compute(reading: Reading) -> str:
 def update_of(reading: Reading) -> Update:
     """Steps inside backward, which torchtune calls optimizer_in_bwd."""
     said = f"{reading.row['notes']} {reading.row['optimizer']}"
-    # torchtune's "low memory" recipes say optimizer_in_bwd: True (recipes/configs/llama2/7B_full_low_memory.yaml).
-    inside = re.search(r"fused in backward|step in backward|(?<!no )optimizer_in_bwd|low memory config", said)
-    return Update(in_backward=bool(inside))
+    return Update(in_backward=bool(_IN_BACKWARD.search(said)))
 
 
 def compute_of(reading: Reading) -> Compute:
