@@ -104,9 +104,10 @@ def test_every_default_says_where_it_is_documented() -> None:
 def test_compile_is_counted_as_eager_with_norms_in_one_kernel() -> None:
     compiled = say(row_of(LLAMA, compile="yes", source="Lightning-AI/lightning-thunder issue"))
     assert compiled.plan is not None
-    assert compiled.plan.fused_rms_norm
+    assert compiled.plan.compute.compile
+    assert compiled.plan.rms_norm == "fused"
     assert any("counted as eager" in sentence for sentence in compiled.assumptions)
-    assert not plan_of(LLAMA, source="Lightning-AI/lightning-thunder issue").fused_rms_norm
+    assert plan_of(LLAMA, source="Lightning-AI/lightning-thunder issue").rms_norm != "fused"
 
 
 def test_what_would_need_less_leaves_a_peak_in_the_step_as_it_is() -> None:

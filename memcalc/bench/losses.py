@@ -67,7 +67,7 @@ def loss_of(reading: Reading, precision: str, tokens: int) -> dict[str, Any]:
         default = "16-bit, shifted"
     word = next((word for pattern, word in _NOTED if re.search(pattern, row["notes"])), default)
     if word == "in place":
-        word = f"{default}, in place"
+        word = f"{default}, in place" if f"{default}, in place" in _FORMS else "shifted, in place"
     if word == "chunked":
         return _litgpt(precision, tokens, finetuned=bool(row["lora_rank"]))
     fields, said = _FORMS.get(word, ({}, ""))
