@@ -72,6 +72,12 @@ class DeepSpeed(Group):
         1_000_000_000, "--sub-group-size", "DeepSpeed stage 3: elements of a rank updated at a time.", least=1
     )
 
+    pipeline_engine: bool = knob(
+        False,
+        "--pipeline-engine",
+        "DeepSpeed: the model is a PipelineModule even where it has one stage only; its last two outputs stay.",
+    )
+
     def overlaps(self, stage: int) -> bool:
         """Whether gradients are reduced while backward runs.
 

@@ -6,7 +6,6 @@ import re
 from math import prod
 
 from memcalc.bench.reading import Reading
-from memcalc.bench.rows import Row
 from memcalc.layout import Layout
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
@@ -90,7 +89,8 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
     if "dataparallel" in notes and "dp" in degrees:
         degrees["data-parallel"] = degrees.pop("dp")
-    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
+    # By full name: "dp" is a degree here, and short for a strategy in the catalog.
+    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in set(STRATEGIES)]
     alone = degrees.get("dp") == 1 and layout.model_parallel > 1
     if alone and not kinds:
         kinds = ["megatron-ddp"] if engine == "megatron" else ["single"]
@@ -115,13 +115,18 @@ def _chunks(reading: Reading, degrees: dict[str, int], pipeline: int) -> int:
     return max(layers // (pipeline * each), 1)
 
 
-def stage_of(row: Row, plan: Plan | None) -> int | None:
-    """The pipeline stage the notes name."""
-    if plan is None or plan.layout.pipeline == 1:
+def stage_of(reading: Reading, plan: Plan | None) -> int | None:
+    """The pipeline stage that was read, as the notes or the source say; whether a run fits the fullest one decides."""
+    if plan is None or plan.layout.pipeline == 1 or reading.row.meter == "boundary":
         return None
-    if re.search(r"last (rank|pipeline stage)", row["notes"]):
+    notes = reading.row["notes"].lower()
+    if re.search(r"last (rank|pipeline stage)", notes):
         return plan.layout.pipeline - 1
-    return 0 if re.search(r"stage with word embedding|embedding-holding", row["notes"], re.IGNORECASE) else None
+    if "stage without word embedding" in notes:
+        return 1 if plan.layout.pipeline > 2 else None
+    if re.search(r"stage with word embedding|embedding-holding", notes):
+        return 0
+    return 0 if reading.default("stage") == "first" else None
 
 
 def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
@@ -129,15 +134,20 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
     tensor, pipeline = degrees.get("tp") or 1, degrees.get("pp") or 1
     chunks = _chunks(reading, degrees, pipeline)
     says_so = re.search(r"\bsequence parallel", reading.row["notes"]) or reading.default("sequence") == "yes"
+    ends = {
+        f"{end}_layers": int(found[1]) if found else 0
+        for end in ("first", "last")
+        for found in [re.search(rf"decoder-{end}-pipeline-num-layers=(\d{{1,4}})", reading.row["notes"])]
+    }
     return Layout(
         tensor=tensor,
         sequence=tensor > 1 and bool(says_so),
         loss_parallel=tensor > 1 and reading.default("loss_parallel") == "yes",
-        copied_logits=reading.default("loss") == "copied",
         context=degrees.get("cp") or 1,
         pipeline=pipeline,
         chunks=chunks if pipeline > 1 else 1,
         schedule="interleaved" if pipeline > 1 and chunks > 1 else "1f1b",
+        **ends,
         ends=pipeline > 1 and bool(re.search(r"transformer\|embedding", reading.row["notes"])),
     )
 

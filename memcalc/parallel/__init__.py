@@ -75,15 +75,21 @@ def _zero(plan: Plan) -> type[Replicated]:
     return {0: Zero0, 1: Zero, 2: Zero, 3: Zero3}[stage or 0]
 
 
-def shard_units(weights: Sequence[Weight], every: int) -> dict[str, list[Weight]]:
+def shard_units(weights: Sequence[Weight], every: int, runs: Sequence[int] = ()) -> dict[str, list[Weight]]:
     """Weights by the unit that owns them: consecutive blocks, ``every`` at a time, and the root for the rest.
+
+    ``runs`` are the lengths of the stretches of blocks in a row, where they are not all in one.
 
     >>> parts = shard_units([Weight("e", (1,)), Weight("a", (1,), "h.0"), Weight("b", (1,), "h.1")], 2)
     >>> {unit: [weight.name for weight in part] for unit, part in parts.items()}
     {'root': ['e'], 'h.0': ['a', 'b']}
     """
     blocks = list(dict.fromkeys(weight.group for weight in weights if "." in weight.group))
-    leader = {block: blocks[index // every * every] for index, block in enumerate(blocks)}
+    leader: dict[str, str] = {}
+    start = 0
+    for run in runs or [len(blocks)]:
+        leader |= {blocks[start + index]: blocks[start + index // every * every] for index in range(run)}
+        start += run
     units: dict[str, list[Weight]] = {ROOT_UNIT: []}
     for weight in weights:
         units.setdefault(leader.get(weight.group, ROOT_UNIT), []).append(weight)

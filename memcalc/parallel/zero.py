@@ -87,7 +87,8 @@ class Zero(Replicated):
     # -- backward ----------------------------------------------------------------------------------
 
     def gradient(self, weight: Weight, grad: Storage) -> None:
-        self.open_buckets()
+        if self.through_optimizer or self.stage > 1:
+            self.open_buckets()
         if self.stage == 1 and not (self.overlaps and self.sync):
             self.grads.setdefault(weight.name, self.accumulated(weight, grad))
         elif self.stage == 1:
@@ -166,6 +167,7 @@ class Zero(Replicated):
     def end_backward(self) -> None:
         if self.stage == 1 and not self.sync:
             return  # gradients stay on the rank, and the bucket with them
+        self.open_buckets()
         if self.stage == 1 and not self.overlaps:
             for weight in self.trained:
                 if weight.name in self.grads:  # a stage may hold a weight that nothing on it uses
