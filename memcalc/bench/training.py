@@ -53,7 +53,6 @@ _OPTIMIZERS = {
     "adam (fused)": ("adam", "fused"),
     "sgd": ("sgd", ""),
     "sgd momentum": ("sgd-momentum", ""),
-    "fusedadam": ("adam", "fused"),
     # colossalai/nn/optimizer/hybrid_adam.py updates what is on the GPU with one fused kernel.
     "hybridadam (fused)": ("adamw", "fused"),
     "cpu_adam": ("adam", "fused"),
@@ -209,7 +208,8 @@ def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
     if built is None or not built.heads or FAMILIES[built.family].written_out:
         return "auto"
-    text = reading.said("attention").lower()
+    # What a source says it set is not always what its framework then used.
+    text = reading.default("attention used") or reading.said("attention").lower()
     if text == "te default":
         reading.assume("Transformer Engine chooses a fused kernel, which keeps what flash attention keeps")
     if text not in _ATTENTION:
