@@ -89,10 +89,10 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
     if "dataparallel" in notes and "dp" in degrees:
         degrees["data-parallel"] = degrees.pop("dp")
-    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
+    kinds = [kind for kind in degrees if kind != "dp" and (kind in _STRATEGIES or kind in STRATEGIES)]
     alone = degrees.get("dp") == 1 and layout.model_parallel > 1
     if alone and not kinds:
-        kinds = ["megatron-ddp"] if engine == "megatron" else ["single"]
+        kinds = [{"megatron": "megatron-ddp", "deepspeed": "deepspeed-0"}.get(reading.default("zero"), "single")]
     if not kinds and not any(kind in _LACKING for kind in degrees):
         reading.lack("data parallel of a kind that is not stated")
     for kind, degree in degrees.items():
