@@ -38,8 +38,6 @@ def loss_of(t: Tape, plan: Plan, output: Tensor, targets: Tensor) -> Tensor:
     loss, upcast = plan.loss, plan.loss_dtype == "float32"
     if t.reduces_in_place:
         return vocab_parallel.in_place_loss(t, output)
-    if not t.layout.loss_parallel:
-        output = vocab_parallel.gather_logits(t, output)
     if loss.form == "fused-linear":
         return _fused_linear(t, output, loss.chunks)
     if loss.form == "cut":

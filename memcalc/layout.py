@@ -70,6 +70,8 @@ class Layout(Group):
         for name, count in (("heads", model.heads), ("key/value heads", model.kv_heads), ("ffn", model.ffn)):
             if count % self.tensor:
                 raise PlanError(f"tensor parallel {self.tensor} does not divide {count} {name} of {model.name}")
+        if self.model_parallel > 1 and plan.adapter.freezes:
+            raise PlanError(f"adapters are not played on a model divided over {self.model_parallel} ranks")
         if self.sequence and self.tensor == 1:
             raise PlanError("sequence parallel divides tokens over the ranks of tensor parallel, but those are 1")
         if self.tensor > 1 and not plan.loss.whole_logits:
@@ -125,4 +127,13 @@ class Layout(Group):
             raise PlanError("pipeline ends count in an equal division, not where first or last layers are given")
 
     def untrained(self, plan: Plan) -> str:
-        return "with tensor, context, pipeline or expert parallel" if self.model_parallel * self.expert > 1 else ""
+        others = {"context": self.context, "pipeline": self.pipeline, "expert": self.expert}
+        if more := next((name for name, degree in others.items() if degree > 1), ""):
+            return f"with {more} parallel"
+        if self.tensor == 1:
+            return ""
+        if plan.strategy != "single" or plan.model.family != "llama" or plan.model.tied:
+            return "with tensor parallel but Llama alone, with strategy single and a head of its own"
+        if plan.model.fused_qkv or plan.model.biases or plan.model.qk_norm:
+            return "with tensor parallel a Llama of other products"
+        return "with loss parallel" if self.loss_parallel else ""

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 
 from memcalc import ops
-from memcalc.adapted import adapting
+from memcalc.adapted import adapting, prompting
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
@@ -33,6 +33,7 @@ from memcalc.stages import stage as stage_of
 from memcalc.tape import Graph, Node, Tape, Tensor
 from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
+from memcalc.vocab_parallel import gather_logits
 
 __all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
 
@@ -126,7 +127,7 @@ class _Step:
         precision, plan = self.plan.precision_row, self.plan
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
-        return Tape(
+        tape = Tape(
             weights,
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
@@ -135,11 +136,14 @@ class _Step:
             layout=plan.layout,
             reduces_in_place=plan.family.divides == "megatron",
         )
+        tape.float8, tape.offloads = plan.compute.float8, plan.compute.offload_activations
+        return tape
 
     def adapt(self) -> None:
         """Adapters and what checkpoints keep, as the plan says."""
         tape, plan = self.tape, self.plan
         tape.adapt = adapting(plan.adapter)
+        tape.prompt = prompting(plan.adapter, plan.model.heads)
         if plan.checkpointing.policy == "matrix-products":
             tape.policy = matrix_products
         if plan.checkpointing.policy == "core-attention":
@@ -176,6 +180,8 @@ class _Step:
                 self.backward_pass(stage.chunks[chunk], flights.pop((micro_batch, chunk)))
         self.links.close()
         tape.moment = "step"
+        if plan.update.clip:
+            self.hooks.clip()
         self.hooks.step()
         self.hooks.zero_grad()
 
@@ -263,7 +269,7 @@ class _Step:
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
             x = self.segment(blocks[first : first + every], x, self.checkpoints((part.start + first) // every))
-        return plan.family.leave(tape, plan, x) if part.last else x
+        return gather_logits(tape, plan.family.leave(tape, plan, x)) if part.last else x
 
     def checkpoints(self, index: int) -> bool:
         """The blocks of this index, counted by units, are checkpointed as a whole."""

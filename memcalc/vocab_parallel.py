@@ -31,8 +31,8 @@ def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:
 
 
 def gather_logits(t: Tape, logits: Tensor) -> Tensor:
-    """All ranks' columns of the logits; the gradient is a copy of this rank's own columns."""
-    if t.layout.tensor == 1:
+    """All ranks' columns of the logits, where the loss needs them; the gradient is a copy of this rank's own columns."""
+    if t.layout.tensor == 1 or t.layout.loss_parallel or t.reduces_in_place:
         return logits
     shape, dtype = logits.shape, logits.dtype
     whole = (*shape[:-1], shape[-1] * t.layout.tensor)

@@ -89,7 +89,8 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
     if "dataparallel" in notes and "dp" in degrees:
         degrees["data-parallel"] = degrees.pop("dp")
-    kinds = [kind for kind in degrees if kind != "dp" and (kind in _STRATEGIES or kind in STRATEGIES)]
+    # By full name: "dp" is a degree here, and short for a strategy in the catalog.
+    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in set(STRATEGIES)]
     alone = degrees.get("dp") == 1 and layout.model_parallel > 1
     if alone and not kinds:
         kinds = [{"megatron": "megatron-ddp", "deepspeed": "deepspeed-0"}.get(reading.default("zero"), "single")]

@@ -18,7 +18,7 @@ __all__ = ["masters_of", "sharded_of"]
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # What the column ``offload`` holds → where (optimizer states, parameters) go; the first that fits.
 _OFFLOADS = (
-    (r"none|", ("none", "none")),
+    (r"none||activations->cpu", ("none", "none")),  # those are for the plan's compute
     (r"param\+optimizer cpu( \(fsdp\))?|cpu \(zero-3( params\+optimizer)?\)", ("cpu", "cpu")),
     (r"cpu \((zero-offload|optimizer)\)", ("cpu", "none")),
     (r"cpu", ("cpu", "cpu")),
@@ -44,17 +44,19 @@ def sharded_of(reading: Reading, strategy: str, ranks: int, precision: str, buil
             version=_version(reading),
             reduce_dtype=_reduce_dtype(reading, precision),
             replicas=max(ranks // _GPUS_OF_A_NODE, 1) if row.replicates else 0,
+            sync_every_micro_batch=_accumulates(reading) and reading.default("sync") == "each",
         )
-    elif (
-        reading.row["reduce_dtype"]
-        and not row.main_grads
-        and not PRECISIONS[precision].master
-        and _DTYPES.get(reading.row["reduce_dtype"]) != PRECISIONS[precision].weights
-    ):
-        reading.lack(f"reduce dtype {reading.row['reduce_dtype']} beside weights in {precision}")
+    elif not row.main_grads and not PRECISIONS[precision].master:
+        said, kept = reading.row["reduce_dtype"], PRECISIONS[precision].weights
+        if said and _DTYPES.get(said) != kept:
+            reading.lack(f"reduce dtype {said} beside weights in {kept}")
     if row.zero_stage is not None:
         found["deepspeed"] = _deepspeed(reading, row.zero_stage, built)
     return found
+
+
+def _accumulates(reading: Reading) -> bool:
+    return (reading.row.whole("grad_accum") or int(reading.default("grad_accum"))) > 1
 
 
 def _version(reading: Reading) -> str:

@@ -43,7 +43,8 @@ class Prepared:
 
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
     """Apply the plan's strategy with the backend its row names."""
-    name = "fsdp_1" if plan.strategy_row.gathers and plan.fsdp.version == "1" else plan.strategy_row.backend
+    divided = "tensor_parallel" if plan.layout.tensor > 1 else plan.strategy_row.backend
+    name = "fsdp_1" if plan.strategy_row.gathers and plan.fsdp.version == "1" else divided
     backend = importlib.import_module(f"{__name__}.{name}")
     prepared = backend.prepare(model, plan, mesh, seed)
     assert isinstance(prepared, Prepared)
