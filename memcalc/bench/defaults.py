@@ -95,7 +95,12 @@ FRAMEWORKS = (    Framework(
         defaults=_TRANSFORMERS
         | {
             "optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam"),
-            "zero_sizes": Default("reduce_bucket_size=50000000", "examples/sdma_allgather/ds_config_zero3.json"),
+            "attention used": Default(
+                "sdpa", "train_qwen3_zero3.py sets cfg.attn_implementation, but transformers reads _attn_implementation"
+            ),
+            "zero_sizes": Default(
+                "reduce_bucket_size=50000000, sub_group_size=1000000000000", "examples/sdma_allgather/ds_config_zero3.json"
+            ),
         },
     ),
     Framework(

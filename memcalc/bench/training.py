@@ -209,7 +209,8 @@ def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
     if built is None or not built.heads or FAMILIES[built.family].written_out:
         return "auto"
-    text = reading.said("attention").lower()
+    # What a source says it set is not always what its framework then used.
+    text = reading.default("attention used") or reading.said("attention").lower()
     if text == "te default":
         reading.assume("Transformer Engine chooses a fused kernel, which keeps what flash attention keeps")
     if text not in _ATTENTION:
