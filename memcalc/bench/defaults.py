@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from memcalc.bench import bigscience
+
 __all__ = ["FRAMEWORKS", "Default", "Framework", "framework_of"]
 
 
@@ -82,8 +84,7 @@ _TRANSFORMERS = {
     "implementation t5": Default("norm=python", "modeling_t5.py: T5LayerNorm"),
 }
 
-FRAMEWORKS = (
-    Framework(
+FRAMEWORKS = (    Framework(
         name="DeepSpeed",
         sources=("deepspeedai/DeepSpeed", "microsoft/DeepSpeed "),
         defaults={"optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam")},
@@ -317,15 +318,17 @@ FRAMEWORKS = (
     Framework(
         name="Megatron-DeepSpeed of bigscience",
         sources=("bigscience-workshop/bigscience",),
-        defaults={
-            "zero": Default("deepspeed", "megatron/training.py: deepspeed.initialize"),
-            "pipeline_engine": Default("yes", "megatron/model/gpt_model.py: GPTModelPipe, a PipelineModule"),
-            "stage": Default("first", "chronicles-prequel.md: nvidia-smi on a node with an embedding"),
-            "contiguous": Default("no", "deepspeed/runtime/engine.py, 0.4.4 to 0.12: not in stage 1"),
-            "optimizer_kind": Default("fused", "megatron/optimizer/__init__.py: apex.optimizers.FusedAdam"),
-            "loss": Default("made float32 by the model", "megatron/model/gpt_model.py, GPTModelPipe: float16_to_fp32"),
-            "torch": Default("1.12", "torch 1.8 to 1.11; memcalc's oldest"),
-        },
+        defaults={key: Default(*said) for key, said in bigscience.DEEPSPEED.items()},
+    ),
+    Framework(
+        name="Megatron-LM of bigscience, May 2021",
+        sources=("bigscience-workshop/bigscience experiments/gpt2.md",),
+        defaults={key: Default(*said) for key, said in bigscience.GPT2.items()},
+    ),
+    Framework(
+        name="Megatron-DeepSpeed of bigscience, May 2021",
+        sources=("bigscience-workshop/bigscience experiments/gpt2.md (Megatron+DeepSpeed 3D)",),
+        defaults={key: Default(*said) for key, said in bigscience.GPT2_DEEPSPEED.items()},
     ),
     Framework(
         name="GPUMemNet's training loops",
