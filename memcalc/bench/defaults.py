@@ -108,6 +108,18 @@ FRAMEWORKS = (
         },
     ),
     Framework(
+        name="LLaMA-Factory",
+        sources=("hiyouga/LLaMA-Factory issue", "hiyouga/LlamaFactory issue"),
+        defaults=_TRANSFORMERS
+        | {
+            "seq_len": Default("1024", "src/llmtuner/hparams/data_args.py: cutoff_len"),
+            "zero_sizes": Default("auto", "examples/deepspeed/ds_z3_config.json: auto for buckets and thresholds"),
+            "optimizer_kind": Default("for-loop", "README.md asks for torch 1.13.1; foreach is the default from 2.0 on"),
+            "loss": Default("float32, shifted", "modeling_llama.py of 2023: logits.float(), copied shifted"),
+            "torch": Default("1.13", "README.md: PyTorch 1.13.1"),
+        },
+    ),
+    Framework(
         name="Hugging Face Trainer of 2023",
         sources=(
             "lm-sys/FastChat", "huggingface/accelerate", "huggingface/transformers issue", "tloen/alpaca-lora",
