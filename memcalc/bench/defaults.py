@@ -297,6 +297,14 @@ FRAMEWORKS = (
         defaults={"torch": Default("1.12", "torch 1.3 and later; 1.12 is the oldest release memcalc knows")},
     ),
     Framework(
+        name="llm-foundry on a model of transformers",
+        sources=("mosaicml/llm-foundry issue",),
+        defaults={
+            "loss": Default("float32", "scripts/train/yamls/finetune: hf_causal_lm, whose modeling_mpt.py takes F.cross_entropy"),
+            "optimizer_kind": Default("for-loop", "composer/optim/decoupled_weight_decay.py"),
+        },
+    ),
+    Framework(
         name="llm-foundry",
         sources=("mosaicml/llm-foundry",),
         defaults={
