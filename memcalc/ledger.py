@@ -127,7 +127,7 @@ class _Step:
         precision, plan = self.plan.precision_row, self.plan
         sharded = plan.strategy_row.gathers and not plan.gathers_unknown_layers
         # fully_shard casts whole shards by policy; everyone else autocasts operation by operation.
-        return Tape(
+        tape = Tape(
             weights,
             weight_dtype=precision.compute if sharded else precision.weights,
             compute_dtype=precision.compute,
@@ -136,6 +136,8 @@ class _Step:
             layout=plan.layout,
             reduces_in_place=plan.family.divides == "megatron",
         )
+        tape.float8, tape.offloads = plan.compute.float8, plan.compute.offload_activations
+        return tape
 
     def adapt(self) -> None:
         """Adapters and what checkpoints keep, as the plan says."""
@@ -178,6 +180,8 @@ class _Step:
                 self.backward_pass(stage.chunks[chunk], flights.pop((micro_batch, chunk)))
         self.links.close()
         tape.moment = "step"
+        if plan.update.clip:
+            self.hooks.clip()
         self.hooks.step()
         self.hooks.zero_grad()
 

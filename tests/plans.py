@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memcalc.adapters import TARGETS, Adapter
 from memcalc.checkpointing import POLICIES, Checkpointing
+from memcalc.compute import FLOAT8, Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.fsdp import Fsdp
 from memcalc.implementation import Implementation
@@ -18,11 +19,12 @@ from memcalc.layout import Layout
 from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.offload import Offload
-from memcalc.optimizers import OPTIMIZERS
+from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.quantised import QUANTISED
 from memcalc.strategies import STRATEGIES
+from memcalc.update import Update
 
 __all__ = [
     "ALLOCATORS",
@@ -53,6 +55,7 @@ __all__ = [
     "sizes",
     "t5s",
     "token_models",
+    "updates",
     "vits",
     "worlds",
 ]
@@ -355,6 +358,18 @@ def losses(draw: st.DrawFn, device: str, tokens: int, scaled: bool) -> Loss:
 
 
 @st.composite
+def updates(draw: st.DrawFn, optimizer: Optimizer, gradients_wait: bool) -> Update:
+    """Decay, clipping and averages; where ``gradients_wait`` for nothing, also the step inside backward."""
+    in_backward = not gradients_wait and optimizer.rest is None and optimizer.name != "lbfgs" and draw(st.booleans())
+    return Update(
+        l2=not optimizer.decoupled and draw(st.booleans()),
+        clip=not in_backward and draw(st.booleans()),
+        ema=draw(st.sampled_from(["none", "none", "weights", "float32"])),
+        in_backward=in_backward,
+    )
+
+
+@st.composite
 def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
     """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
     chosen = draw(models() if model is None else model)
@@ -369,16 +384,26 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not divides]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
     precision = draw(st.sampled_from(precisions(strategy)))
+    accumulation, set_to_none = draw(st.integers(1, 10 if layout.pipeline > 1 else 3)), draw(st.booleans())
+    waits = (
+        row.buckets or row.flat_units or row.main_grads or layout.pipeline > 1 or accumulation > 1 or not set_to_none
+        or chosen.family == "size"
+    )  # fmt: skip
+    update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
     checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
+    float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
+    reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
+    offloads = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
     loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
-    reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
     if row.zero_stage is not None and (adapter.quantize != "none" or adapter.dtype != "weights"):
         adapter = Adapter()
+    if adapter != Adapter():
+        update = dataclasses.replace(update, ema="none")
     return Plan(
         model=chosen,
         strategy=strategy,
@@ -388,7 +413,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         optimizer=optimizer.name,
         optimizer_kind=draw(st.sampled_from(optimizer.kinds)),
         micro_batch=draw(st.integers(1, 4)),
-        accumulation=draw(st.integers(1, 10 if layout.pipeline > 1 else 3)),
+        accumulation=accumulation,
         tokens=tokens,
         checkpoint_every=checkpoint_every,
         reentrant=reentrant,
@@ -403,7 +428,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         loss=loss,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),
-        set_to_none=draw(st.booleans()),
+        set_to_none=set_to_none,
+        update=update,
+        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=offloads),
         device=device,
         fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter)),
         deepspeed=draw(deepspeeds(strategy)),
@@ -451,5 +478,5 @@ def divided(draw: st.DrawFn) -> Plan:
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
-        adapter=Adapter(), loss_dtype="float32", keep_logits=False,
+        adapter=Adapter(), loss_dtype="float32", keep_logits=False, compute=Compute(),
     )  # fmt: skip

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from memcalc.bench.layouts import parse_layout
 from memcalc.bench.run import score
+from memcalc.compute import Compute
+from memcalc.loss import Loss
 from tests.published_rows import lacks_of, plan_of, row_of
 
 
@@ -90,7 +92,7 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "missing"),
     [
-        ({"compute_dtype": "mxfp8"}, "8-bit and 4-bit matrix products"),
+        ({"compute_dtype": "nvfp4"}, "8-bit and 4-bit matrix products"),
         ({"param_dtype": "nf4 base + bf16"}, "LoRA of a rank that is not stated"),
         ({"param_dtype": "fp16+fp32 master"}, "weights in fp16+fp32 master with compute in bf16"),
         ({"param_dtype": ""}, "dtypes are not stated"),
@@ -98,13 +100,12 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
         ({"optimizer_state_dtype": "fp32"}, "optimizer state dtype fp32 beside weights in bf16"),
         ({"grad_dtype": "fp32"}, "grad dtype fp32 beside weights in bf16"),
         ({"optimizer": ""}, "optimizer is not stated"),
-        ({"optimizer": "Muon"}, "optimizer Muon"),
+        ({"optimizer": "Shampoo"}, "optimizer Shampoo"),
         ({"activation_checkpointing": "selective(attn)"}, "selective activation checkpointing"),
         ({"activation_checkpointing": "every other"}, "checkpointing every other"),
         ({"attention": "flex"}, "attention flex"),
-        ({"notes": "tier A; optimizer step fused in backward"}, "the optimizer's step inside backward"),
         ({"notes": "tier A; thunder-cudnn"}, "thunder's own compiler"),
-        ({"offload": "activations->cpu"}, "offload activations->cpu"),
+        ({"offload": "gradients->cpu"}, "offload gradients->cpu"),
         ({"micro_batch_per_gpu": ""}, "micro batch per gpu is not stated"),
         ({"micro_batch_per_gpu": "8 (local batch)"}, "micro batch per gpu is '8 (local batch)', not a number"),
         ({"seq_len": "<=512", "n_params": ""}, "seq len is '<=512', not a number"),
@@ -121,8 +122,8 @@ def test_what_memcalc_has_no_term_for_is_named(cells: dict[str, str], missing: s
 
 
 def test_a_skipped_row_names_all_that_lacks() -> None:
-    found = score(row_of(strategy="gemini8", n_gpus="8", optimizer="Muon", attention="flex"))
-    assert found.skipped == "ColossalAI's Gemini; optimizer Muon; attention flex"
+    found = score(row_of(strategy="gemini8", n_gpus="8", optimizer="Shampoo", attention="flex"))
+    assert found.skipped == "ColossalAI's Gemini; optimizer Shampoo; attention flex"
 
 
 def test_optimizers() -> None:
@@ -130,3 +131,58 @@ def test_optimizers() -> None:
     eight_bit = plan_of(optimizer="AdamW8bit (bnb)", optimizer_state_dtype="int8")
     assert (eight_bit.optimizer, eight_bit.optimizer_kind) == ("adamw-8bit", "fused")
     assert plan_of(optimizer="decoupled_adamw").optimizer_kind == "for-loop"
+
+
+@pytest.mark.parametrize(
+    ("cells", "loss"),
+    [
+        ({}, Loss()),
+        ({"source": "mosaicml/llm-foundry"}, Loss(form="fused")),
+        ({"source": "Lightning-AI/litgpt"}, Loss(chunks=8)),
+        ({"source": "huggingface/transformers"}, Loss(shift_copy=True)),
+        ({"notes": "tier A; fused linear cross-entropy (no full logits)"}, Loss(form="fused-linear")),
+        ({"notes": "tier A; cut-cross-entropy"}, Loss(form="cut")),
+        ({"notes": "tier A; fused Triton RMSNorm/RoPE/cross-entropy"}, Loss(form="in-place", shift_copy=True)),
+        ({"notes": "tier A; chunked cross entropy"}, Loss(chunks=8, chunk_head=True)),
+        ({"notes": "tier A; chunked CE", "compile": "yes"}, Loss(form="compiled", chunks=8, chunk_head=True)),
+        ({"source": "pytorch/torchtune README.md"}, Loss(chunks=8, chunk_head=True)),
+        ({"source": "pytorch/torchtune README.md", "notes": "tier A; cumulative step: + packed dataset"}, Loss()),
+    ],
+)
+def test_how_the_loss_was_computed(cells: dict[str, str], loss: Loss) -> None:
+    assert plan_of(**cells).loss == loss
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer", "in_backward"),
+    [
+        ("PagedAdamW8bit", "paged-adamw-8bit", False),
+        ("PagedAdamW (low memory config)", "paged-adamw", True),
+        ("AdamW4bit (torchao)", "adamw-4bit-ao", False),
+        ("FusedAdam", "fused-adam", False),
+        ("Muon", "muon", False),
+    ],
+)
+def test_optimizers_of_other_libraries(text: str, optimizer: str, in_backward: bool) -> None:
+    plan = plan_of(optimizer=text)
+    assert (plan.optimizer, plan.update.in_backward) == (optimizer, in_backward)
+
+
+def test_a_step_in_backward_is_said_by_the_notes() -> None:
+    assert plan_of(notes="tier A; cumulative step: + optimizer step fused in backward").update.in_backward
+    assert plan_of(notes="tier A; cumulative step: + activation offloading").update.in_backward
+    assert not plan_of(notes="tier A; no optimizer_in_bwd").update.in_backward
+
+
+@pytest.mark.parametrize(
+    ("cells", "compute"),
+    [
+        ({"compile": "yes"}, Compute(compile=True)),
+        ({"compute_dtype": "fp8(linear)+bf16"}, Compute(float8="tensorwise")),
+        ({"compute_dtype": "fp8(linear)+bf16", "notes": "tier A; float8 rowwise"}, Compute(float8="rowwise")),
+        ({"compute_dtype": "mxfp8+bf16"}, Compute(float8="mxfp8")),
+        ({"offload": "activations->cpu"}, Compute(offload_activations=True)),
+    ],
+)
+def test_how_it_was_computed(cells: dict[str, str], compute: Compute) -> None:
+    assert plan_of(**cells).compute == compute

@@ -37,6 +37,8 @@ LAYERS = [
         "checkpointing",
         "loss",
         "startup",
+        "update",
+        "compute",
     ],
     ["plan"],
     ["sharding", "stages"],

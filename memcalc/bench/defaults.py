@@ -218,6 +218,15 @@ FRAMEWORKS = (
         },
     ),
     Framework(
+        name="torchtune of late 2024",
+        sources=("pytorch/torchtune README.md",),
+        defaults={
+            "torch": Default("2.5", "the newest release when the table was published"),
+            "fsdp": Default("2", "recipes/full_finetune_distributed.py: fully_shard"),
+            "loss": Default("head in 8 chunks", "recipes/configs: torchtune.modules.loss.CEWithChunkedOutputLoss"),
+        },
+    ),
+    Framework(
         name="torchtune",
         sources=("pytorch/torchtune",),
         defaults={

@@ -18,7 +18,7 @@ __all__ = ["masters_of", "sharded_of"]
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # What the column ``offload`` holds → where (optimizer states, parameters) go; the first that fits.
 _OFFLOADS = (
-    (r"none|", ("none", "none")),
+    (r"none||activations->cpu", ("none", "none")),  # those are for the plan's compute
     (r"param\+optimizer cpu( \(fsdp\))?|cpu \(zero-3( params\+optimizer)?\)", ("cpu", "cpu")),
     (r"cpu \((zero-offload|optimizer)\)", ("cpu", "none")),
     (r"cpu", ("cpu", "cpu")),

@@ -18,19 +18,18 @@ from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.sharded import masters_of, sharded_of
-from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
+from memcalc.bench.training import attention_of, checkpointing_of, compute_of, optimizer_of, precision_of, update_of
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES
-from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
+from memcalc.plan import Plan
 from memcalc.spec import Model
 
 __all__ = ["Said", "say"]
 
 # (pattern in the notes, what is missing, whether it only takes memory away).
 _NOTED = (
-    (r"fused in backward|optimizer_in_bwd", "the optimizer's step inside backward", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
     (r"frozen embeddings", "frozen embeddings", True),
 )  # fmt: skip
@@ -85,13 +84,13 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
     tokens = tokens_of(reading, built)
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
-    torch = _torch(reading)
+    update, compute = update_of(reading), compute_of(reading)
     sharded = sharded_of(reading, strategy, ranks, precision, built) if built else {}
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
     fields: dict[str, Any] = {
         "dropout": _dropout(reading, built),
-        "set_to_none": _set_to_none(reading, torch),
+        "set_to_none": _set_to_none(reading, reading.default("torch")),
         "implementation": _implementation(reading, built),
     }
     if built.family.startswith("megatron"):
@@ -114,9 +113,11 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
             adapter=adapter,
             attention=attention,
             gpu=gpu,
-            torch=torch,
+            torch=reading.default("torch"),
             allocator=reading.default("allocator"),
             layout=layout,
+            update=update,
+            compute=compute,
             **fields,
             **sharded,
         )
@@ -157,15 +158,6 @@ def _implementation(reading: Reading, built: Model) -> Implementation:
     if reading.said("compile").startswith("yes"):
         values = {field: value for field, value in values.items() if field == "softmax"}
     return Implementation.suited(built, values)
-
-
-def _torch(reading: Reading) -> str:
-    release = reading.default("torch")
-    if reading.said("compile") != "yes":
-        return release
-    since = "{}.{}".format(*FUSED_RMS_NORM_SINCE)
-    reading.assume(f"torch.compile is counted as eager, its norms as the one kernel eager has from torch {since} on")
-    return max(release, since, key=lambda text: tuple(map(int, text.split("."))))
 
 
 def _context(reading: Reading) -> Bounds | None:

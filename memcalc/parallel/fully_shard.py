@@ -162,8 +162,11 @@ class FullyShard(Replicated):
                 self.replicated.append(reduced)
             reduced = self._reduced(unit, self.trained_dtype)
         del last
-        if not self.away:
-            self.grads.setdefault(unit, reduced)
+        if self.away:
+            return
+        self.grads.setdefault(unit, reduced)
+        del reduced
+        self.step_in_backward(unit, [self.local_shape(weight) for weight in trained])
 
     def _accumulate(self, unit: str, weight: Weight) -> None:
         held = self.accumulated.setdefault(unit, {})
