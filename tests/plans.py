@@ -478,5 +478,5 @@ def divided(draw: st.DrawFn) -> Plan:
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
-        adapter=Adapter(), loss_dtype="float32", keep_logits=False, compute=Compute(),
+        loss_dtype="float32", keep_logits=False, compute=Compute(),
     )  # fmt: skip

@@ -53,7 +53,6 @@ _OPTIMIZERS = {
     "adam (fused)": ("adam", "fused"),
     "sgd": ("sgd", ""),
     "sgd momentum": ("sgd-momentum", ""),
-    "fusedadam": ("adam", "fused"),
     # colossalai/nn/optimizer/hybrid_adam.py updates what is on the GPU with one fused kernel.
     "hybridadam (fused)": ("adamw", "fused"),
     "cpu_adam": ("adam", "fused"),
