@@ -47,11 +47,11 @@ def gather_logits(t: Tape, logits: Tensor) -> Tensor:
     return gathered
 
 
-def in_place_loss(t: Tape, logits: Tensor, *, copied: bool) -> Tensor:
+def in_place_loss(t: Tape, logits: Tensor) -> Tensor:
     """Megatron's vocabulary-parallel cross-entropy: the maximum is subtracted from float32 logits in place, and they
     become the softmax, which becomes their gradient.
 
-    bigscience-workshop/Megatron-DeepSpeed megatron/mpu/cross_entropy.py works on a ``copied`` tensor instead.
+    Source: megatron/mpu/cross_entropy.py from March 2020 on, and megatron/core/tensor_parallel/cross_entropy.py.
     """
     shape, low, tokens = logits.shape, logits.dtype, logits.shape[:-1]
 
@@ -61,7 +61,7 @@ def in_place_loss(t: Tape, logits: Tensor, *, copied: bool) -> Tensor:
 
     node = t.node([edge(logits)], backward)
     softmax = logits.storage
-    if low != "float32" or copied:
+    if low != "float32":
         softmax = t.allocate("softmax of the logits", shape, "float32", "activations")
     for part in ("largest logit", "logit of the target", "sum of exponentials"):
         held = t.allocate(part, tokens, "float32", "temporary")

@@ -98,21 +98,23 @@ def test_the_vocabulary_is_padded_to_a_multiple_for_every_rank() -> None:
         assert shapes["word_embeddings.weight"][0] == (padded // t, H)
 
 
-def test_megatrons_loss_holds_six_bytes_a_logit_and_its_first_form_ten() -> None:
-    """16-bit logits and their float32 softmax; bigscience's copy, with float32 logits kept, holds one more."""
+def test_megatrons_loss_holds_six_bytes_a_logit() -> None:
+    """16-bit logits and their float32 softmax; so it is where the model itself makes its logits float32."""
 
-    def per_word(*, copied: bool) -> float:
+    def per_word(*, by_the_model: bool) -> float:
         """Bytes at the loss for each row of this rank's part of the vocabulary, without its weights and states."""
         found = []
         for vocab in (80_000, 160_000):
             plan = planned(
-                dataclasses.replace(GPT, layers=1, vocab=vocab), layout=Layout(tensor=8, copied_logits=copied)
+                dataclasses.replace(GPT, layers=1, vocab=vocab),
+                layout=Layout(tensor=8),
+                loss=Loss(float32_output=by_the_model),
             )
             found.append(ledger(plan).peak().bytes)
         return (found[1] - found[0]) / 10_000 - (2 + 4) * H
 
-    assert per_word(copied=False) == pytest.approx(6 * S * B, rel=1e-3)
-    assert per_word(copied=True) == pytest.approx(10 * S * B, rel=1e-3)
+    assert per_word(by_the_model=False) == pytest.approx(6 * S * B, rel=1e-3)
+    assert per_word(by_the_model=True) == pytest.approx(6 * S * B, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -123,7 +125,6 @@ def test_megatrons_loss_holds_six_bytes_a_logit_and_its_first_form_ten() -> None
         ("gpt2", Layout(sequence=True), "sequence parallel divides tokens over the ranks of tensor parallel"),
         ("t5-base", Layout(tensor=2), "memcalc cannot divide the products of t5"),
         ("gpt2", Layout(context=3), "512 tokens do not divide over 3 ranks"),
-        ("gpt2", Layout(copied_logits=True), "copied logits: gpt2 has no loss of Megatron's"),
         ("mixtral-8x7b", Layout(expert=3), "expert parallel 3 does not divide 8 experts of mixtral-8x7b"),
         ("gpt2", Layout(expert=2), "expert parallel 2 does not divide 0 experts of gpt2"),
     ],

@@ -161,9 +161,9 @@ class _Run:
                 with self.autocast():
                     at(step, "forward")
                     output = prepared.model(self.inputs)
+                    at(step, "loss")
                     if plan.loss.float32_output:
                         output = output.float()
-                    at(step, "loss")
                     loss = self.criterion(output, self.targets)
                     if not plan.keep_logits:
                         del output
