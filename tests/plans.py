@@ -436,7 +436,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         device=device,
         fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward)),
         deepspeed=draw(deepspeeds(strategy)),
-        offload=Offload() if layout.pipeline > 1 else draw(offloads(strategy, optimizer.name, device, adapter.freezes or update.in_backward)),
+        offload=Offload()
+        if layout.pipeline > 1
+        else draw(offloads(strategy, optimizer.name, device, adapter.freezes or update.in_backward)),
         implementation=draw(implementations(chosen)),
         allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
