@@ -141,7 +141,7 @@ FRAMEWORKS = (
     ),
     Framework(
         name="torchtitan",
-        sources=("pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows"),
+        sources=("pytorch/torchtitan", "pytorch/ao docs/source/workflows"),
         defaults={
             "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
             "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb"),
@@ -150,6 +150,20 @@ FRAMEWORKS = (
             "sequence": Default("yes", "torchtitan/parallelisms/parallelize_llama.py, apply_tp: SequenceParallel norms"),
             "torch": Default("2.6", "README.md: a nightly build"),
             "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
+        },
+    ),
+    Framework(
+        name="torchtitan since February 2025",
+        sources=(
+            "pytorch/ao docs/source/eager_tutorials",
+            "pytorch/torchtitan benchmarks/llama3-8b_h200_202506",
+        ),
+        defaults={
+            "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
+            "allocator": Default("expandable_segments:True", "run_train.sh"),
+            "torch": Default("2.8", "README.md: a nightly build"),
+            "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
+            "loss": Default("compiled", "torchtitan/components/loss.py since pull request 859: torch.compile(loss_fn)"),
         },
     ),
     Framework(

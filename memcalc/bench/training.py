@@ -78,12 +78,13 @@ def precision_of(reading: Reading, built: Model | None) -> str:
     if not weights or not compute:
         reading.lack("dtypes are not stated")
         return "fp32"
-    if (weights, compute) == ("bf16", "bf16 autocast") and built and built.family == "llama":
+    plain = built is not None and (built.family == "llama" or (built.family == "decoder" and built.norm != "layer"))
+    if (weights, compute) == ("bf16", "bf16 autocast") and plain:
         reading.assume(
             "autocast over bfloat16 weights is counted as plain bfloat16: norm, softmax and loss are float32 either way"
         )
         compute = "bf16"
-    if (weights, compute) == ("fp16", "fp16 autocast") and built and built.family == "llama":
+    if (weights, compute) == ("fp16", "fp16 autocast") and plain:
         reading.assume(
             "autocast over float16 weights is counted as plain float16: norm, softmax and loss are float32 either way"
         )
@@ -97,6 +98,8 @@ def precision_of(reading: Reading, built: Model | None) -> str:
     kept = PRECISIONS[precision].weights
     for column in ("grad_dtype", "optimizer_state_dtype", "reduce_dtype"):
         text = reading.row[column]
+        if reading.row["lora_rank"] and column != "reduce_dtype":
+            continue  # of the adapters, in a dtype of their own
         if text and _DTYPES.get(text) != kept and not (column[0] == "o" and text == "int8"):
             reading.lack(f"{column.replace('_', ' ')} {text} beside weights in {weights}")
     return precision
