@@ -91,8 +91,6 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
     ("cells", "missing"),
     [
         ({"compute_dtype": "mxfp8"}, "8-bit and 4-bit matrix products"),
-        ({"param_dtype": "nf4 base + bf16"}, "quantised weights"),
-        ({"param_dtype": "int4 (gptq) base"}, "quantised weights"),
         ({"param_dtype": "fp16+fp32 master"}, "weights in fp16+fp32 master with compute in bf16"),
         ({"param_dtype": ""}, "dtypes are not stated"),
         ({"compute_dtype": "bf16 (autocast)"}, "weights in bf16 with compute in bf16 autocast"),
@@ -100,12 +98,14 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
         ({"grad_dtype": "fp32"}, "grad dtype fp32 beside weights in bf16"),
         ({"optimizer": ""}, "optimizer is not stated"),
         ({"optimizer": "Muon"}, "optimizer Muon"),
-        ({"activation_checkpointing": "selective(op)"}, "selective activation checkpointing"),
+        ({"activation_checkpointing": "selective(other)"}, "selective activation checkpointing"),
         ({"activation_checkpointing": "every other"}, "checkpointing every other"),
         ({"attention": "flex"}, "attention flex"),
-        ({"lora_rank": "8"}, "LoRA"),
-        ({"notes": "tier B; QLoRA on q"}, "LoRA"),
-        ({"notes": "tier B; Adapter v2"}, "adapters"),
+        ({"lora_rank": "8", "notes": "DoRA"}, "LoRA of another kind"),
+        ({"notes": "tier B; QLoRA on q"}, "LoRA of a rank that is not stated"),
+        ({"param_dtype": "nf4 base + bf16"}, "LoRA of a rank that is not stated"),
+        ({"param_dtype": "int4 (awq) base", "lora_rank": "8"}, "quantised weights"),
+        ({"lora_rank": "config default"}, "LoRA of a rank that is not stated: config default"),
         ({"notes": "tier A; optimizer step fused in backward"}, "the optimizer's step inside backward"),
         ({"notes": "tier A; thunder-cudnn"}, "thunder's own compiler"),
         ({"offload": "activations->cpu"}, "offload activations->cpu"),
@@ -125,8 +125,8 @@ def test_what_memcalc_has_no_term_for_is_named(cells: dict[str, str], missing: s
 
 
 def test_a_skipped_row_names_all_that_lacks() -> None:
-    found = score(row_of(strategy="zero2", lora_rank="8", optimizer="FusedAdam"))
-    assert found.skipped == "DeepSpeed's ZeRO 2; optimizer FusedAdam; LoRA"
+    found = score(row_of(strategy="zero2", lora_rank="default", optimizer="FusedAdam"))
+    assert found.skipped == "DeepSpeed's ZeRO 2; optimizer FusedAdam; LoRA of a rank that is not stated: default"
 
 
 def test_optimizers() -> None:

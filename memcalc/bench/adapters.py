@@ -63,7 +63,13 @@ def adapter_of(reading: Reading, quantize: str, *, checkpointed: bool) -> Adapte
     row, notes = reading.row, reading.row["notes"]
     library = reading.default("adapters")
     if not row["lora_rank"]:
-        kind = "adapter-v2" if re.search(r"\bAdapter v2\b", notes) else "adapter" if re.search(r"\bAdapter\b", notes) else ""
+        kind = (
+            "adapter-v2"
+            if re.search(r"\bAdapter v2\b", notes)
+            else "adapter"
+            if re.search(r"\bAdapter\b", notes)
+            else ""
+        )
         if not kind:
             if re.search(r"\bQ?LoRA\b", notes) or quantize != "none":
                 reading.lack("LoRA of a rank that is not stated")
