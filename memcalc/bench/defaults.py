@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from memcalc.bench import bigscience
+
 __all__ = ["FRAMEWORKS", "Default", "Framework", "framework_of"]
 
 
@@ -53,11 +55,13 @@ PYTORCH = {
     "quantisation": Default("", "as the cell says"),
     "selective": Default("op", "torchtitan's word without another: by operation"),
     "optimizer_kind": Default("foreach", "torch.optim, _default_to_fused_or_foreach: foreach for CUDA parameters"),
+    "sync": Default("each", "torch/distributed/fsdp reduces gradients in every backward that is not in no_sync"),
     "torch": Default("2.13", "memcalc's own"),
 }
 
 # What the layers of transformers are written like.
 _TRANSFORMERS = {
+    "sync": Default("last", "accelerate/accelerator.py, accumulate: no_sync but for the last micro batch"),
     "adapters": Default("peft", "peft: adapters are float32 (autocast_adapter_dtype)"),
     "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
     "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),
@@ -80,7 +84,70 @@ _TRANSFORMERS = {
     "implementation t5": Default("norm=python", "modeling_t5.py: T5LayerNorm"),
 }
 
-FRAMEWORKS = (
+FRAMEWORKS = (    Framework(
+        name="DeepSpeed",
+        sources=("deepspeedai/DeepSpeed", "microsoft/DeepSpeed "),
+        defaults={"optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam")},
+    ),
+    Framework(
+        name="DeepSpeed's example of all-gathers by copy engines",
+        sources=("deepspeedai/DeepSpeed examples/sdma_allgather",),
+        defaults=_TRANSFORMERS
+        | {
+            "optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam"),
+            "attention used": Default(
+                "sdpa", "train_qwen3_zero3.py sets cfg.attn_implementation, but transformers reads _attn_implementation"
+            ),
+            "zero_sizes": Default(
+                "reduce_bucket_size=50000000, sub_group_size=1000000000000", "examples/sdma_allgather/ds_config_zero3.json"
+            ),
+        },
+    ),
+    Framework(
+        name="DeepSpeed through transformers",
+        sources=("hiyouga/LLaMA-Factory", "haotian-liu/LLaVA", "allenai/open-instruct", "QwenLM/Qwen"),
+        defaults=_TRANSFORMERS
+        | {
+            "zero_sizes": Default("auto", "the project's ZeRO-3 file says auto for buckets and thresholds"),
+            "loss": Default("float32", "modeling_llama.py: logits.float()"),
+            "torch": Default("2.0", "the newest release when the thread was opened"),
+        },
+    ),
+    Framework(
+        name="LLaMA-Factory",
+        sources=("hiyouga/LLaMA-Factory issue", "hiyouga/LlamaFactory issue"),
+        defaults=_TRANSFORMERS
+        | {
+            "seq_len": Default("1024", "src/llmtuner/hparams/data_args.py: cutoff_len"),
+            "zero_sizes": Default("auto", "examples/deepspeed/ds_z3_config.json: auto for buckets and thresholds"),
+            "optimizer_kind": Default("for-loop", "README.md asks for torch 1.13.1; foreach is the default from 2.0 on"),
+            "loss": Default("float32, shifted", "modeling_llama.py of 2023: logits.float(), copied shifted"),
+            "torch": Default("1.13", "README.md: PyTorch 1.13.1"),
+        },
+    ),
+    Framework(
+        name="Hugging Face Trainer of 2023",
+        sources=(
+            "lm-sys/FastChat", "huggingface/accelerate", "huggingface/transformers issue", "tloen/alpaca-lora",
+            "zai-org/ChatGLM2-6B", "lqtrung1998/mwp_ReFT", "yangjianxin1/Firefly", "axolotl-ai-cloud/axolotl",
+            "FlagOpen/FlagEmbedding",
+        ),
+        defaults=_TRANSFORMERS
+        | {
+            "torch": Default("2.0", "the newest release when most of the threads were opened"),
+            "loss": Default("shifted", "modeling_llama.py, modeling_gpt2.py: shift_logits are copied"),
+        },
+    ),
+    Framework(
+        name="Stanford Alpaca",
+        sources=("tatsu-lab/stanford_alpaca",),
+        defaults=_TRANSFORMERS
+        | {
+            "grad_accum": Default("8", "README.md: --gradient_accumulation_steps 8"),
+            "torch": Default("1.13", "requirements.txt: torch without a version, of March 2023"),
+            "loss": Default("shifted", "modeling_llama.py: shift_logits are copied"),
+        },
+    ),
     Framework(
         name="Lightning Fabric",
         sources=("Lightning-AI/pytorch-lightning",),
@@ -116,6 +183,7 @@ FRAMEWORKS = (
         name="LitGPT",
         sources=("Lightning-AI/litgpt",),
         defaults={
+            "sync": Default("last", "litgpt/pretrain.py: fabric.no_backward_sync but for the last micro batch"),
             "implementation llama": Default("norm=chain, grouped=repeat", "litgpt/model.py: RMSNorm in float32; repeat_interleave of k and v"),
             "implementation decoder": Default("norm=chain, grouped=repeat, softmax=float32", "litgpt/model.py: the same, and scaled_dot_product_attention of capped scores"),
             "qkv": Default("fused", "litgpt/model.py, CausalSelfAttention.qkv: v is a view of it"),
@@ -141,7 +209,9 @@ FRAMEWORKS = (
     ),
     Framework(
         name="torchtitan",
-        sources=("pytorch/torchtitan", "pytorch/ao docs/source/workflows"),
+        sources=(
+            "pytorch/torchtitan", "pytorch/ao docs/source/workflows", "pytorch/ao torchao/prototype/float8nocompile",
+        ),
         defaults={
             "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
             "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb"),
@@ -160,10 +230,20 @@ FRAMEWORKS = (
         ),
         defaults={
             "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
+            "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/llama/model.py: repeat_kv, apply_rotary_emb"),
             "allocator": Default("expandable_segments:True", "run_train.sh"),
             "torch": Default("2.8", "README.md: a nightly build"),
             "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
             "loss": Default("compiled", "torchtitan/components/loss.py since pull request 859: torch.compile(loss_fn)"),
+        },
+    ),
+    Framework(
+        name="torchtune of late 2024",
+        sources=("pytorch/torchtune README.md",),
+        defaults={
+            "torch": Default("2.5", "the newest release when the table was published"),
+            "fsdp": Default("2", "recipes/full_finetune_distributed.py: fully_shard"),
+            "loss": Default("head in 8 chunks", "recipes/configs: torchtune.modules.loss.CEWithChunkedOutputLoss"),
         },
     ),
     Framework(
@@ -214,6 +294,16 @@ FRAMEWORKS = (
         },
     ),
     Framework(
+        name="Hugging Face's blog of 2021 and 2022",
+        sources=("huggingface/blog",),
+        defaults={
+            "torch": Default("1.12", "torch 1.7 to 1.11 by its posts; 1.12 is the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
+            "loss": Default("shifted", "modeling_gpt2.py of its day: shift_logits = lm_logits[..., :-1, :].contiguous()"),
+            **_TRANSFORMERS,
+        },
+    ),
+    Framework(
         name="ColossalAI's BERT benchmark",
         sources=("hpcaitech/ColossalAI examples/language/bert",),
         defaults={
@@ -236,6 +326,14 @@ FRAMEWORKS = (
         defaults={"torch": Default("1.12", "torch 1.3 and later; 1.12 is the oldest release memcalc knows")},
     ),
     Framework(
+        name="llm-foundry on a model of transformers",
+        sources=("mosaicml/llm-foundry issue",),
+        defaults={
+            "loss": Default("float32", "scripts/train/yamls/finetune: hf_causal_lm, whose modeling_mpt.py takes F.cross_entropy"),
+            "optimizer_kind": Default("for-loop", "composer/optim/decoupled_weight_decay.py"),
+        },
+    ),
+    Framework(
         name="llm-foundry",
         sources=("mosaicml/llm-foundry",),
         defaults={
@@ -254,12 +352,17 @@ FRAMEWORKS = (
     Framework(
         name="Megatron-DeepSpeed of bigscience",
         sources=("bigscience-workshop/bigscience",),
-        defaults={
-            "zero": Default("deepspeed", "megatron/training.py: deepspeed.initialize"),
-            "optimizer_kind": Default("fused", "megatron/optimizer/__init__.py: apex.optimizers.FusedAdam"),
-            "loss": Default("copied", "megatron/mpu/cross_entropy.py: vocab_parallel_logits.clone()"),
-            "torch": Default("1.12", "torch 1.8 to 1.11; memcalc's oldest"),
-        },
+        defaults={key: Default(*said) for key, said in bigscience.DEEPSPEED.items()},
+    ),
+    Framework(
+        name="Megatron-LM of bigscience, May 2021",
+        sources=("bigscience-workshop/bigscience experiments/gpt2.md",),
+        defaults={key: Default(*said) for key, said in bigscience.GPT2.items()},
+    ),
+    Framework(
+        name="Megatron-DeepSpeed of bigscience, May 2021",
+        sources=("bigscience-workshop/bigscience experiments/gpt2.md (Megatron+DeepSpeed 3D)",),
+        defaults={key: Default(*said) for key, said in bigscience.GPT2_DEEPSPEED.items()},
     ),
     Framework(
         name="GPUMemNet's training loops",

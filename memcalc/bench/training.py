@@ -6,12 +6,22 @@ import re
 
 from memcalc.bench.reading import Reading
 from memcalc.checkpointing import Checkpointing
+from memcalc.compute import Compute
 from memcalc.models import FAMILIES
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.precision import PRECISIONS
 from memcalc.spec import Model
+from memcalc.update import Update
 
-__all__ = ["attention_of", "checkpointing_of", "optimizer_of", "precision_of"]
+__all__ = [
+    "ACTIVATIONS_AWAY",
+    "attention_of",
+    "checkpointing_of",
+    "compute_of",
+    "optimizer_of",
+    "precision_of",
+    "update_of",
+]
 
 # (param_dtype, compute_dtype) → precision.
 _PRECISION = {
@@ -43,17 +53,56 @@ _OPTIMIZERS = {
     "adam (fused)": ("adam", "fused"),
     "sgd": ("sgd", ""),
     "sgd momentum": ("sgd-momentum", ""),
+    # colossalai/nn/optimizer/hybrid_adam.py updates what is on the GPU with one fused kernel.
+    "hybridadam (fused)": ("adamw", "fused"),
+    "cpu_adam": ("adam", "fused"),
     # composer/optim/decoupled_weight_decay.py: one weight at a time, with torch's own two temporaries.
     "decoupled_adamw": ("adamw", "for-loop"),
     "adam8bit (bnb)": ("adamw-8bit", "fused"),
     "adamw8bit (bnb)": ("adamw-8bit", "fused"),
+    "adamw 8-bit": ("adamw-8bit", "fused"),
+    "adamw_8bit": ("adamw-8bit", "fused"),
+    "adamw (8-bit bitsandbytes)": ("adamw-8bit", "fused"),
+    "pagedadamw": ("paged-adamw", "fused"),
+    "pagedadamw8bit": ("paged-adamw-8bit", "fused"),
+    "pagedadamw (bitsandbytes)": ("paged-adamw", "fused"),
+    "adamw8bit (torchao)": ("adamw-8bit-ao", "fused"),
+    "adamw4bit (torchao)": ("adamw-4bit-ao", "fused"),
+    "adamwfp8 (torchao)": ("adamw-fp8-ao", "fused"),
+    "fusedadam": ("fused-adam", "fused"),
+    "fusedadam (apex)": ("fused-adam", "fused"),
+    "adafactor": ("adafactor-hf", "for-loop"),
+    "adafactor (torch)": ("adafactor", ""),
+    "lion": ("lion", ""),
+    "adagrad": ("adagrad", ""),
+    "rmsprop": ("rmsprop", ""),
+    "nadam": ("nadam", ""),
+    "radam": ("radam", ""),
+    "adamax": ("adamax", ""),
+    "muon": ("muon", "for-loop"),
 }
+# What the cell may say beside an optimizer's name, without changing it.
+_BESIDE = re.compile(r",? (step in backward|\(low memory config\))")
+# Compute → the same without its 8-bit products, and how those are made; torchao's of before 2025 was by tensor.
+_FLOAT8 = re.compile(r"fp8linear\+bf16|mxfp8(\+bf16)?")
+# torchtune's "low memory" recipes say optimizer_in_bwd: True (recipes/configs/llama2/7B_full_low_memory.yaml), and its
+# table of flags adds them one by one: what comes after the step in backward has it too.
+_IN_BACKWARD = re.compile(
+    r"fused in backward|step in backward|(?<!no )optimizer_in_bwd|low memory config"
+    r"|cumulative step: \+ (activation offloading|8-bit)"
+)
+_TE_FLOAT8 = "amp_fp8"
+ACTIVATIONS_AWAY = "activations->cpu"
 _ATTENTION = {
     "sdpa": "auto",
     "sdpa/flash": "auto",
     "default (sdpa)": "auto",
     "flash": "flash",
     "flash/triton": "flash",
+    "triton flash": "flash",
+    # xformers.ops.memory_efficient_attention is torch's efficient kernel, where the card has no other.
+    "xformers": "efficient",
+    "flash/xformers": "efficient",
     "eager": "eager",
     "eager (fused softmax)": "eager",
     "unfused": "eager",
@@ -65,11 +114,12 @@ _ATTENTION = {
 
 def precision_of(reading: Reading, built: Model | None) -> str:
     """The name in PRECISIONS; ``fp32``, after a lack was noted, where there is none."""
-    weights, compute = reading.said("param_dtype"), re.sub(r"[()]|, channels_last", "", reading.said("compute_dtype"))
-    if compute == "fp8linear+bf16":
-        # torchao/float8/float8_linear.py: input and weight are saved as they come, before they are cast.
-        reading.assume("float8 products keep what bfloat16 ones do; casts to 8 bit are not counted")
+    weights, compute = reading.said("param_dtype"), _compute(reading)
+    if _FLOAT8.fullmatch(compute):
         compute = "bf16"
+    if compute == _TE_FLOAT8:
+        reading.assume("TransformerEngine's 8-bit inputs are counted as the 16-bit ones they are made of")
+        compute = "amp_bf16"
     missing = [reason for pattern, reason in _DTYPE_LACKS if re.search(pattern, f"{weights} {compute}")]
     for reason in missing:
         reading.lack(reason)
@@ -95,12 +145,13 @@ def precision_of(reading: Reading, built: Model | None) -> str:
         return "fp32"
     if PRECISIONS[precision].master:
         return precision  # which gradients and states go with it is the strategy's to know
+    if reading.row["lora_rank"] or reading.row["grad_dtype"] == "adapter only":
+        return precision  # gradients and states are the adapters', whose dtype is their library's to know
     kept = PRECISIONS[precision].weights
-    for column in ("grad_dtype", "optimizer_state_dtype", "reduce_dtype"):
+    for column in ("grad_dtype", "optimizer_state_dtype"):
         text = reading.row[column]
-        if reading.row["lora_rank"] and column != "reduce_dtype":
-            continue  # of the adapters, in a dtype of their own
-        if text and _DTYPES.get(text) != kept and not (column[0] == "o" and text == "int8"):
+        own = column[0] == "o" and re.match(r"int[48]|fp8|.*(factored|paged)", text)
+        if text and _DTYPES.get(text) != kept and not own:
             reading.lack(f"{column.replace('_', ' ')} {text} beside weights in {weights}")
     return precision
 
@@ -111,13 +162,36 @@ def optimizer_of(reading: Reading) -> tuple[str, str]:
     if not text:
         reading.lack("optimizer is not stated")
         return "adamw", "foreach"
-    found = _OPTIMIZERS.get(text.lower())
+    found = _OPTIMIZERS.get(_BESIDE.sub("", text.lower()))
     if found is None:
         reading.lack(f"optimizer {text}")
         return "adamw", "foreach"
     name, kind = found
     row = OPTIMIZERS[name]
     return name, kind or (reading.default("optimizer_kind") if len(row.kinds) > 1 else row.kinds[0])
+
+
+def _compute(reading: Reading) -> str:
+    return re.sub(r"[()]|, channels_last", "", reading.said("compute_dtype"))
+
+
+def update_of(reading: Reading) -> Update:
+    """Steps inside backward, which torchtune calls optimizer_in_bwd."""
+    said = f"{reading.row['notes']} {reading.row['optimizer']}"
+    return Update(in_backward=bool(_IN_BACKWARD.search(said)))
+
+
+def compute_of(reading: Reading) -> Compute:
+    """torch.compile, and products in 8 bit by torchao."""
+    compile, how = reading.said("compile") == "yes", "none"
+    if _FLOAT8.fullmatch(_compute(reading)):
+        rowwise = "rowwise" in reading.row["notes"]
+        how = "mxfp8" if "mxfp8" in _compute(reading) else "rowwise" if rowwise else "tensorwise"
+    if compile:
+        reading.assume("torch.compile is counted as eager with fused norms")
+    if "float8 all-gather" in reading.row["notes"]:
+        reading.assume("parameters gathered in float8 are counted as gathered in bfloat16")
+    return Compute(compile=compile, float8=how, offload_activations=reading.row["offload"] == ACTIVATIONS_AWAY)
 
 
 def checkpointing_of(reading: Reading) -> tuple[int, Checkpointing]:
@@ -133,7 +207,7 @@ def checkpointing_of(reading: Reading) -> tuple[int, Checkpointing]:
         policy = reading.default("selective") if text == "selective" else text[10:-1]
         if policy == "op":
             return 1, Checkpointing(policy="matrix-products")
-        reading.lack("selective activation checkpointing")
+        reading.lack("selective activation checkpointing", only_less=True)
     elif text != "none":
         reading.lack(f"checkpointing {text}")
     return 0, Checkpointing()
@@ -143,7 +217,8 @@ def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
     if built is None or not built.heads or FAMILIES[built.family].written_out:
         return "auto"
-    text = reading.said("attention").lower()
+    # What a source says it set is not always what its framework then used.
+    text = reading.default("attention used") or reading.said("attention").lower()
     if text == "te default":
         reading.assume("Transformer Engine chooses a fused kernel, which keeps what flash attention keeps")
     if text not in _ATTENTION:

@@ -17,20 +17,21 @@ from memcalc.bench.pictures import images_of
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
-from memcalc.bench.training import attention_of, checkpointing_of, optimizer_of, precision_of
+from memcalc.bench.sharded import masters_of, sharded_of
+from memcalc.bench.training import attention_of, checkpointing_of, compute_of, optimizer_of, precision_of, update_of
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES
-from memcalc.plan import FUSED_RMS_NORM_SINCE, Plan
+from memcalc.plan import Plan
 from memcalc.spec import Model
 
 __all__ = ["Said", "say"]
 
 # (pattern in the notes, what is missing, whether it only takes memory away).
 _NOTED = (
-    (r"fused in backward|optimizer_in_bwd", "the optimizer's step inside backward", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
+    (r"frozen embeddings", "frozen embeddings", True),
 )  # fmt: skip
 # fms-acceleration, plugins/fused-ops-and-kernels: RMSNorm that keeps its input, rotary positions in place.
 _KERNELS = "norm=fused, rotary=kernel"
@@ -67,14 +68,14 @@ def say(row: Row) -> Said:
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
         usable=usable,
-        stage=stage_of(row, plan),
+        stage=stage_of(reading, plan),
         context=context,
     )
 
 
 def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str) -> Plan | None:
     strategy, ranks, layout = strategy_of(reading)
-    precision = precision_of(reading, built)
+    precision = masters_of(reading, strategy, precision_of(reading, built))
     optimizer, kind = optimizer_of(reading)
     checkpoint, checkpointing = checkpointing_of(reading)
     adapter = adapter_of(reading, quantize, checkpointed=checkpoint > 0)
@@ -83,12 +84,13 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
     tokens = tokens_of(reading, built)
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
-    torch = _torch(reading)
+    update, compute = update_of(reading), compute_of(reading)
+    sharded = sharded_of(reading, strategy, ranks, precision, built) if built else {}
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
     fields: dict[str, Any] = {
         "dropout": _dropout(reading, built),
-        "set_to_none": _set_to_none(reading, torch),
+        "set_to_none": _set_to_none(reading, reading.default("torch")),
         "implementation": _implementation(reading, built),
     }
     if built.family.startswith("megatron"):
@@ -111,10 +113,13 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
             adapter=adapter,
             attention=attention,
             gpu=gpu,
-            torch=torch,
+            torch=reading.default("torch"),
             allocator=reading.default("allocator"),
             layout=layout,
+            update=update,
+            compute=compute,
             **fields,
+            **sharded,
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
@@ -123,9 +128,6 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
 
 def _extras(reading: Reading) -> None:
     row = reading.row
-    offload = reading.said("offload")
-    if offload not in ("none", ""):
-        reading.lack(f"offload {offload}")
     if re.search(r"peak active|active bytes", row["notes"]):
         reading.assume("peak active bytes are counted as allocated: no block waits for a stream")
     for pattern, reason, only_less in _NOTED:
@@ -135,7 +137,7 @@ def _extras(reading: Reading) -> None:
 
 def _dropout(reading: Reading, built: Model) -> float:
     """What the name of an MLP states, else the framework's for the family."""
-    return dropout_of(built.name) or float(reading.default(f"dropout {built.family}") or 0)
+    return dropout_of(reading.row["model"]) or float(reading.default(f"dropout {built.family}") or 0)
 
 
 def _set_to_none(reading: Reading, torch: str) -> bool:
@@ -147,24 +149,15 @@ def _set_to_none(reading: Reading, torch: str) -> bool:
 
 
 def _implementation(reading: Reading, built: Model) -> Implementation:
-    """How the framework writes the family's layers, which torch.compile makes no difference between."""
-    if reading.said("compile").startswith("yes"):
-        return Implementation()
+    """How the framework writes the family's layers; torch.compile makes no difference between norms or positions."""
     kernels = re.search("fused Triton", reading.row["notes"])
     said = _KERNELS if kernels else reading.default(f"implementation {built.family}")
     values = dict(pair.split("=") for pair in said.split(", ")) if said else {}
     if "flash" in reading.row["attention"] and reading.default("flash") == "grouped":
         values.pop("grouped", None)
+    if reading.said("compile").startswith("yes"):
+        values = {field: value for field, value in values.items() if field == "softmax"}
     return Implementation.suited(built, values)
-
-
-def _torch(reading: Reading) -> str:
-    release = reading.default("torch")
-    if reading.said("compile") != "yes":
-        return release
-    since = "{}.{}".format(*FUSED_RMS_NORM_SINCE)
-    reading.assume(f"torch.compile is counted as eager, its norms as the one kernel eager has from torch {since} on")
-    return max(release, since, key=lambda text: tuple(map(int, text.split("."))))
 
 
 def _context(reading: Reading) -> Bounds | None:
