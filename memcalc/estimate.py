@@ -12,8 +12,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.compute import Compute
 from memcalc.hardware import GPUS, Gpu
-from memcalc.ledger import fullest, skeleton
+from memcalc.host import host_tensors
+from memcalc.ledger import fullest, peaks, skeleton
 from memcalc.outside import communicators, device_range, outside
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
@@ -101,17 +103,21 @@ def _bounds(found: Range) -> dict[str, int]:
 def host_bytes(plan: Plan, allocated: int) -> int:
     """RAM the training data structures of one rank take.
 
-    On the CPU that is the whole training state. With a GPU it is the batch being prepared and the
-    optimizer's step counters, which torch keeps on the CPU unless the step is fused.
+    On the CPU that is the whole training state. With a GPU it is the batch being prepared, the
+    optimizer's step counters, which torch keeps on the CPU unless the step is fused, and what is offloaded.
     """
     if plan.device == "cpu":
         return allocated
     tokens = plan.tokens * DTYPE_BYTES["int64"]
     features = plan.model.features * DTYPE_BYTES[plan.precision_row.weights]
     counters = 0
-    if plan.optimizer_row.counter and plan.optimizer_kind != "fused" and not plan.family.opaque:
-        counters = DTYPE_BYTES["float32"] * sum(weight.trainable for weight in plan.weights)
-    return plan.micro_batch * (2 * tokens if tokens else features) + counters
+    row, paged = plan.optimizer_row, 0
+    if not plan.family.opaque:
+        trained = [weight for weight in plan.weights if weight.trainable]
+        counters = DTYPE_BYTES["float32"] * len(trained) * row.counters * (plan.optimizer_kind != "fused")
+        paged = sum(row.host_bytes(weight, plan.precision_row.weights) for weight in trained)
+    offloaded = sum(tensor.held for tensor in host_tensors(plan))
+    return plan.micro_batch * (2 * tokens if tokens else features) + counters + paged + offloaded
 
 
 def verdict(plan: Plan, device: Range, gpu: Gpu | None) -> str:
@@ -138,6 +144,17 @@ def holding_gpus(plan: Plan, reserved: Range) -> list[tuple[Gpu, bool]]:
 def _activations_known(plan: Plan) -> bool:
     model = plan.model
     return not plan.family.opaque or bool(model.layer_bytes or (model.features and model.layers))
+
+
+def compiled(plan: Plan) -> str:
+    """What torch.compile may do to the estimate, in a sentence: the ends of its range (memcalc/compute.py)."""
+    least = dataclasses.replace(plan, compute=Compute(float8=plan.compute.float8), checkpoint_every=1)
+    most = dataclasses.replace(plan, compute=Compute(float8=plan.compute.float8))
+    low, high = (peaks(each, [plan.micro_batch])[0] for each in (least, most))
+    return (
+        f"torch.compile is counted as eager with fused norms, which keeps most; allocated is at least "
+        f"{format_both(min(low, high))}, as if every block were computed again"
+    )
 
 
 def assumptions(plan: Plan, reserved: Range, stage: int = 0, uncounted: int = 0) -> list[str]:
@@ -176,6 +193,10 @@ def assumptions(plan: Plan, reserved: Range, stage: int = 0, uncounted: int = 0)
         )
     if not plan.family.opaque:
         said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
+    if plan.compute.offload_activations:
+        said.append("activations in pinned host memory are not counted in host")
+    if plan.compute.compile and not plan.family.opaque:
+        said.append(compiled(plan))
     if plan.gpu is None and not plan.family.opaque:
         said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
     said.append(

@@ -16,8 +16,8 @@ from memcalc.spec import Weight
 from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
 
 __all__ = [
-    "add", "boundary", "cast", "dropout", "edge", "embedding", "fused_product", "gelu_in_python", "linear",
-    "multiply", "opaque", "plain_linear", "pointwise", "relu", "reshape", "scale", "soft_cap", "split",
+    "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "fused_product", "gelu_in_python",
+    "linear", "multiply", "opaque", "plain_linear", "pointwise", "relu", "reshape", "scale", "soft_cap", "split",
 ]  # fmt: skip
 
 
@@ -66,6 +66,9 @@ def plain_linear(
     low = t.dtype_of(w) if not t.autocast else t.compute_dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        _ = casts_to_float8(
+            t, w, [(out, True)] * (1 if t.float8 == "tensorwise" else 2) + [(w.shape, False), (shape, True)]
+        )
         parts = [(f"{name} input gradient", shape, dtype, "temporary", True)]
         parts.append((f"{w.name} gradient", w.shape, low, "gradients", False))
         if added is None:
@@ -88,9 +91,12 @@ def plain_linear(
         edges = [edge(factor), to_weight, to_bias]
     node = t.node(edges, backward)
     t.save(node, *([factor.storage] if to_weight is not None else []), *([copy] if wants_input else []))
-    (y,) = t.computed(
-        "mm" if added is None else "addmm", lambda: [t.allocate(f"{name} output", out, dtype, "activations")]
-    )
+
+    def product() -> list[Storage]:
+        _ = casts_to_float8(t, w, [(shape, True), (w.shape, False)])
+        return [t.allocate(f"{name} output", out, dtype, "activations")]
+
+    (y,) = t.computed("mm" if added is None else "addmm", product)
     return Tensor(y, out, dtype, node)
 
 
@@ -100,6 +106,21 @@ def _operand(t: Tape, w: Weight) -> tuple[Edge, Storage | None]:
         return (w if w.trainable else None), None
     copy, node = t.cast_weight(w)
     return ((node, 0) if w.trainable else None), copy
+
+
+def casts_to_float8(t: Tape, weight: Weight, parts: list[tuple[tuple[int, ...], bool]]) -> list[Storage]:
+    """8-bit forms of the factors of a product inside a block, by torchao: a byte an element, alive while it is computed.
+
+    By tensor each factor is cast once; by row or block of 32 the output's gradient has one form for each direction it is
+    multiplied in. MX formats have a byte of scale for each 32 elements. Scales by tensor or row are not counted.
+    """
+    if t.float8 == "none" or "." not in weight.group:
+        return []
+    casts = [t.allocate(f"{weight.name} factor in 8 bit", shape, "uint8", "temporary", batched=b) for shape, b in parts]
+    if t.float8 == "mxfp8":
+        scaled = [(shape[:-1] + (-(-shape[-1] // 32),), b) for shape, b in parts]
+        casts += [t.allocate(f"{weight.name} scales", shape, "uint8", "temporary", batched=b) for shape, b in scaled]
+    return casts
 
 
 def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:

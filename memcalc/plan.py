@@ -12,6 +12,7 @@ from typing import Any
 from memcalc.adapters import Adapter
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.checkpointing import Checkpointing
+from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
 from memcalc.files import read_json, write_text
@@ -29,6 +30,7 @@ from memcalc.records import build, check_types
 from memcalc.spec import Weight
 from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
+from memcalc.update import Update
 
 __all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "PLAN_VERSION", "Plan"]
 
@@ -88,6 +90,8 @@ class Plan:
     torch: str = "2.13"
     """torch version, major.minor: what older ones kept in memory differs."""
     loss: Loss = Loss()
+    update: Update = Update()
+    compute: Compute = Compute()
     allocator: str = ""
     """PYTORCH_CUDA_ALLOC_CONF as the run has it."""
     layout: Layout = Layout()
@@ -173,13 +177,13 @@ class Plan:
     @property
     def weights(self) -> list[Weight]:
         """Every parameter of the model, frozen ones and adapters included."""
-        return self.adapter.weights(self.family.weights(self.model))
+        return self.adapter.weights(self.family.weights(self.model), self.model.heads)
 
     @property
     def groups(self) -> tuple[Group, ...]:
         return (
-            self.loss, self.layout, self.implementation, self.adapter, self.fsdp, self.deepspeed, self.offload,
-            self.checkpointing, self.startup,
+            self.loss, self.update, self.compute, self.layout, self.implementation, self.adapter, self.fsdp,
+            self.deepspeed, self.offload, self.checkpointing, self.startup,
         )  # fmt: skip
 
     @property
@@ -230,6 +234,12 @@ class Plan:
         return "efficient" if self.precision_row.compute == "float32" else "flash"
 
     @property
+    def reduce_dtype(self) -> str:
+        """dtype in which FSDP reduces gradients."""
+        named = {"weights": self.precision_row.weights, "compute": self.precision_row.compute}
+        return named.get(self.fsdp.reduce_dtype, "float32")
+
+    @property
     def gathers_unknown_layers(self) -> bool:
         """Parameters are gathered layer by layer, but it is not known how many layers there are."""
         return self.strategy_row.gathers and self.family.opaque and not self.model.layers
@@ -237,9 +247,12 @@ class Plan:
     @property
     def rms_norm(self) -> str:
         """How RMSNorm is computed; ``auto`` is F.rms_norm: one kernel on CUDA from the version that added it, else a chain.
+        Compiled ones are one kernel in any version.
 
         The chain keeps what one in Python does that multiplies by its weight in float32.
         """
+        if self.compute.compile and self.device == "cuda":
+            return "fused"
         if self.implementation.norm != "auto":
             return self.implementation.norm
         return "fused" if self.device == "cuda" and self.torch_version >= FUSED_RMS_NORM_SINCE else "chain"
@@ -259,8 +272,9 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights."""
-        return self.data_parallel * self.layout.context
+        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights, or
+        with replicas those of one."""
+        return self.data_parallel * self.layout.context // self.fsdp.groups(self)
 
     @property
     def global_batch(self) -> int:

@@ -11,8 +11,10 @@ from memcalc.errors import PlanError
 from memcalc.precision import DTYPE_BYTES
 from memcalc.timeline import CATEGORIES, LARGEST, MOMENTS, TOO_LARGE, Skeleton
 
-__all__ = ["Recorder", "Storage"]
+__all__ = ["PARKED_FROM", "Parked", "Recorder", "Storage"]
 
+# torchtune/training/_activation_offloading.py, min_offload_size.
+PARKED_FROM = 1024
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 _MOMENT = {name: index for index, name in enumerate(MOMENTS)}
 
@@ -29,6 +31,15 @@ class Storage:
 
     def __del__(self) -> None:
         self._free(self.ident)
+
+
+class Parked(Storage):
+    """A storage whose bytes wait in host memory; ``Recorder.fetched`` brings them back as a new one."""
+
+    __slots__ = ()
+
+    def __del__(self) -> None:
+        """Nothing on the device to free."""
 
 
 class Recorder:
@@ -75,6 +86,18 @@ class Recorder:
     def category_of(self, storage: Storage) -> str:
         """What a storage is for: one of CATEGORIES."""
         return CATEGORIES[self._category[storage.ident]]
+
+    def parked(self, storage: Storage) -> Storage:
+        """What is kept in place of ``storage`` when its bytes go to the host: itself, if it is small or no activation."""
+        shape, itemsize, _ = self._shapes[storage.ident]
+        activation = self._category[storage.ident] == _CATEGORY["activations"]
+        return Parked(storage.ident, self._free) if activation and prod(shape) * itemsize >= PARKED_FROM else storage
+
+    def fetched(self, storage: Storage) -> Storage:
+        """The bytes of a parked storage, on the device again; any other as it is."""
+        if not isinstance(storage, Parked):
+            return storage
+        return self.copy_of(storage, f"{self._names[storage.ident]}, back from the host", "activations")
 
     def skeleton(self, block: int) -> Skeleton:
         """What was recorded so far; later frees are not part of it. Raises PlanError past 4 EiB."""

@@ -15,14 +15,20 @@ Sizes are kept as ``fixed + micro_batch * per_sample`` bytes, so that one run se
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from memcalc.layout import Layout
-from memcalc.recorder import Recorder, Storage
+from memcalc.recorder import Parked, Recorder, Storage
 from memcalc.spec import Weight
 
-__all__ = ["Adapts", "Edge", "Gradient", "Graph", "Linear", "Node", "Tape", "Tensor"]
+__all__ = ["Adapts", "Edge", "Gradient", "Graph", "Linear", "Modules", "Node", "Tape", "Tensor"]
+
+
+# torchtune/training/_activation_offloading.py, max_fwd_stash_size: saved tensors that stay until they are copied.
+STASHED = 5
 
 
 class Tensor:
@@ -103,6 +109,16 @@ class Region:
         """Outputs of the operations that were asked about, in their order; None where it was not kept."""
 
 
+class Modules:
+    """What a strategy does around every operation that has weights: nothing."""
+
+    def enter(self, weights: list[Weight], forward: bool) -> None:
+        """Before the operation runs."""
+
+    def leave(self, weights: list[Weight], forward: bool) -> None:
+        """When its output is there; in backward, when its gradients have been handed on."""
+
+
 class _Stop(Exception):
     """Raised inside a recomputation once everything the nodes had saved is there again."""
 
@@ -144,11 +160,19 @@ class Tape(Recorder):
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
+        self.offloads = False
+        """What is saved waits in host memory (memcalc/compute.py); the lists are what is on its way there and back."""
+        self._leaving: deque[Storage] = deque(maxlen=STASHED)
+        self._back: list[Storage] = []
+        self.float8 = "none"
+        """How products inside blocks are cast to 8 bit (memcalc/compute.py)."""
         self.head: tuple[str, str] | None = None
         """Name of the head's product and of its weight, where the loss shall make it (memcalc/cross_entropy.py)."""
         self.chunks: list[Tensor] = []
         """Logits that go before the model's output, where the head is computed chunk by chunk."""
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
+        self.modules: Modules | None = None
+        self._module: tuple[Node, list[Weight]] | None = None
         self.adapt: Adapts | None = None
         """What stands in place of a linear layer; None where nothing does."""
         self._nodes: list[Node] = []
@@ -160,6 +184,8 @@ class Tape(Recorder):
         """What checkpoints keep; None keeps nothing but their input."""
         self._region: Region | None = None
         self._again: list[list[Storage] | None] | None = None
+        self.prompt: Callable[[Tape, Tensor, Tensor, str], Tensor] | None = None
+        """``(tape, queries, attention's output, name)``: what an adapter adds to attention; None where nothing is."""
         self.core: Callable[..., Tensor] | None = None
         """What runs attention in place of a plain call, where a checkpoint is put around it alone."""
         self._replay: Iterator[tuple[Node, int]] | None = None
@@ -171,15 +197,30 @@ class Tape(Recorder):
 
     def output(self, name: str, shape: tuple[int, ...], dtype: str, node: Node, slot: int = 0) -> Tensor:
         """A new activation that ``node`` produces."""
-        return Tensor(self.allocate(name, shape, dtype, "activations"), shape, dtype, node, slot)
+        tensor = Tensor(self.allocate(name, shape, dtype, "activations"), shape, dtype, node, slot)
+        if self._module is not None and self._module[0] is node:
+            self._leave_module()
+        return tensor
+
+    def _leave_module(self) -> None:
+        if self._module is not None and self.modules is not None:
+            self.modules.leave(self._module[1], True)
+        self._module = None
 
     # -- graph -------------------------------------------------------------------------------------
 
     def node(self, edges: list[Edge], backward: Backward, outputs: int = 1) -> Node:
         """A node for the operation about to run. Weight edges are counted, so that a shared weight's
         gradient is handed over once, when its last part has arrived."""
+        if self.modules is not None and (weights := [edge for edge in edges if isinstance(edge, Weight)]):
+            self._leave_module()
+            self.modules.enter(weights, True)
+        else:
+            weights = []
         edges = [None if isinstance(edge, Weight) and not edge.trainable else edge for edge in edges]
         node = Node(edges, backward, outputs, live=any(edge is not None for edge in edges))
+        if weights:
+            self._module = node, weights
         if node.live and self._grad_enabled and self._replay is None:
             self._nodes.append(node)
             node.region = self._region
@@ -206,7 +247,20 @@ class Tape(Recorder):
                 self._region.waiting.append((node, len(node.saved)))
                 node.saved.append(None)
             else:
-                node.saved.append(storage)
+                node.saved.append(self._kept(storage))
+
+    def _kept(self, storage: Storage | None) -> Storage | None:
+        if storage is None or not self.offloads or self.moment != "forward":
+            return storage
+        self._leaving.append(storage)
+        return self.parked(storage)
+
+    def _fetch(self, node: Node) -> list[Storage]:
+        """Bring back what the node saved; what the one before it had stays until this one has run."""
+        self._leaving.clear()
+        waiting = [isinstance(storage, Parked) for storage in node.saved]
+        node.saved = [storage and self.fetched(storage) for storage in node.saved]
+        return [storage for storage, parked in zip(node.saved, waiting, strict=True) if parked and storage]
 
     def hold(self, node: Node, storage: Storage) -> None:
         """Keep a storage as an attribute of the node, which a checkpoint does not see and so does not give back."""
@@ -239,10 +293,16 @@ class Tape(Recorder):
             grads, node.grads = node.grads, []
             if all(grad is None for grad in grads):
                 continue
+            weights = [edge for edge in node.edges if isinstance(edge, Weight)] if self.modules else []
+            if self.modules and weights:
+                self.modules.enter(weights, False)
             if node.region is not None and not node.region.ready and node.saved:
                 self._recompute(node.region)
+            back = self._fetch(node) if self.offloads else []
             results = node.backward(node, grads)
             del grads
+            self._back = back
+            del back
             node.saved, node.held = [], []
             node.region = None
             edges = node.edges
@@ -253,6 +313,9 @@ class Tape(Recorder):
                 elif isinstance(edge, tuple) and result is not None:
                     self._receive(edge[0].grads, edge[1], result)
                 del result
+            if self.modules and weights:
+                self.modules.leave(weights, False)
+        self._back = []
 
     def _receive(self, grads: list[Gradient], slot: int, grad: Storage) -> None:
         """Add a gradient to an input buffer: in place when nobody else holds the one that is there."""
@@ -325,11 +388,21 @@ class Tape(Recorder):
         return outputs
 
     def _checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        self._region = Region(lambda: function(*inputs), self.policy() if self.policy is not None else None)
+        again: Callable[[], object] = partial(function, *inputs)
+        if self.offloads:
+            away = [(self._kept(x.storage) or x.storage, x) for x in inputs]
+            kept = [Tensor(at, x.shape, x.dtype, x.node, x.slot, x.batched) for at, x in away]
+            again = partial(self._run_again, function, kept)
+            del kept, away
+        self._region = Region(again, self.policy() if self.policy is not None else None)
         try:
             return function(*inputs)
         finally:
             self._region = None
+
+    def _run_again(self, function: Callable[..., Tensor], kept: list[Tensor]) -> object:
+        back = [Tensor(self.fetched(x.storage), x.shape, x.dtype, x.node, x.slot, x.batched) for x in kept]
+        return function(*back)
 
     def _recompute(self, region: Region) -> None:
         """Fill the saved tensors of a region's nodes; stops as soon as the last one is there."""

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from memcalc.bench.layouts import parse_layout
 from memcalc.bench.run import score
+from memcalc.compute import Compute
+from memcalc.loss import Loss
 from tests.published_rows import lacks_of, plan_of, row_of
 
 
@@ -34,6 +36,10 @@ def test_a_row_said_in_full_becomes_its_plan() -> None:
         ("zero1+dp2 (torch ZeroRedundancyOptimizer)", "2", "zero-1", 2),
         ("ddp+dp8+tp1+pp1", "8", "ddp", 8),
         ("fsdp2+tp4", "8", "fsdp-full-shard", 8),
+        ("zero3[8]", "8", "deepspeed-3", 8),
+        ("hsdp8", "8", "fsdp-hybrid-shard", 8),
+        ("fsdp_full_shard8 + CPU offload", "8", "fsdp-full-shard", 8),
+        ("dp8 (DataParallel, one process)", "8", "data-parallel", 8),
         ("fsdp2+cp4", "8", "fsdp-full-shard", 8),
         ("ddp+dp1+tp1+pp4", "4", "ddp", 4),
         ("ddp+dp2+tp2+pp2+vp2", "8", "ddp", 8),
@@ -48,14 +54,10 @@ def test_strategies_that_are_there(text: str, cards: str, strategy: str, ranks: 
     ("text", "cards", "missing"),
     [
         ("tp4+pp16+dp2", "128", ["data parallel of a kind that is not stated"]),
-        ("zero1+dp8+tp1+pp1", "8", ["DeepSpeed's or Megatron's ZeRO 1"]),
-        ("zero3[8]", "8", ["DeepSpeed's ZeRO 3"]),
-        ("hsdp8", "8", ["hybrid sharding"]),
-        ("fsdp_full_shard8 + CPU offload", "8", ["offload cpu"]),
         ("fsdp_full_shard8 (fairscale)", "8", ["fairscale's FSDP"]),
         ("fsdp_shard_grad_op8 (zero2, thunder fsdp)", "8", ["thunder's own FSDP"]),
-        ("dp8 (DataParallel, one process)", "8",
-         ["DataParallel, one process for all cards", "data parallel of a kind that is not stated"]),
+        ("dp8", "8", ["data parallel of a kind that is not stated"]),
+        ("gemini8", "8", ["ColossalAI's Gemini"]),
         ("fsdp or ddp (not stated)", "8", ["strategy is not stated"]),
         ("", "8", ["strategy is not stated"]),
         ("a cluster", "8", ["strategy 'a cluster' is of no known form"]),
@@ -90,25 +92,20 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
 @pytest.mark.parametrize(
     ("cells", "missing"),
     [
-        ({"compute_dtype": "mxfp8"}, "8-bit and 4-bit matrix products"),
-        ({"param_dtype": "nf4 base + bf16"}, "quantised weights"),
-        ({"param_dtype": "int4 (gptq) base"}, "quantised weights"),
+        ({"compute_dtype": "nvfp4"}, "8-bit and 4-bit matrix products"),
+        ({"param_dtype": "nf4 base + bf16"}, "LoRA of a rank that is not stated"),
         ({"param_dtype": "fp16+fp32 master"}, "weights in fp16+fp32 master with compute in bf16"),
         ({"param_dtype": ""}, "dtypes are not stated"),
         ({"compute_dtype": "bf16 (autocast)"}, "weights in bf16 with compute in bf16 autocast"),
         ({"optimizer_state_dtype": "fp32"}, "optimizer state dtype fp32 beside weights in bf16"),
         ({"grad_dtype": "fp32"}, "grad dtype fp32 beside weights in bf16"),
         ({"optimizer": ""}, "optimizer is not stated"),
-        ({"optimizer": "Muon"}, "optimizer Muon"),
-        ({"activation_checkpointing": "selective(op)"}, "selective activation checkpointing"),
+        ({"optimizer": "Shampoo"}, "optimizer Shampoo"),
+        ({"activation_checkpointing": "selective(attn)"}, "selective activation checkpointing"),
         ({"activation_checkpointing": "every other"}, "checkpointing every other"),
         ({"attention": "flex"}, "attention flex"),
-        ({"lora_rank": "8"}, "LoRA"),
-        ({"notes": "tier B; QLoRA on q"}, "LoRA"),
-        ({"notes": "tier B; Adapter v2"}, "adapters"),
-        ({"notes": "tier A; optimizer step fused in backward"}, "the optimizer's step inside backward"),
         ({"notes": "tier A; thunder-cudnn"}, "thunder's own compiler"),
-        ({"offload": "activations->cpu"}, "offload activations->cpu"),
+        ({"offload": "gradients->cpu"}, "offload gradients->cpu"),
         ({"micro_batch_per_gpu": ""}, "micro batch per gpu is not stated"),
         ({"micro_batch_per_gpu": "8 (local batch)"}, "micro batch per gpu is '8 (local batch)', not a number"),
         ({"seq_len": "<=512", "n_params": ""}, "seq len is '<=512', not a number"),
@@ -125,8 +122,8 @@ def test_what_memcalc_has_no_term_for_is_named(cells: dict[str, str], missing: s
 
 
 def test_a_skipped_row_names_all_that_lacks() -> None:
-    found = score(row_of(strategy="zero2", lora_rank="8", optimizer="FusedAdam"))
-    assert found.skipped == "DeepSpeed's ZeRO 2; optimizer FusedAdam; LoRA"
+    found = score(row_of(strategy="gemini8", n_gpus="8", optimizer="Shampoo", attention="flex"))
+    assert found.skipped == "ColossalAI's Gemini; optimizer Shampoo; attention flex"
 
 
 def test_optimizers() -> None:
@@ -134,3 +131,58 @@ def test_optimizers() -> None:
     eight_bit = plan_of(optimizer="AdamW8bit (bnb)", optimizer_state_dtype="int8")
     assert (eight_bit.optimizer, eight_bit.optimizer_kind) == ("adamw-8bit", "fused")
     assert plan_of(optimizer="decoupled_adamw").optimizer_kind == "for-loop"
+
+
+@pytest.mark.parametrize(
+    ("cells", "loss"),
+    [
+        ({}, Loss()),
+        ({"source": "mosaicml/llm-foundry"}, Loss(form="fused")),
+        ({"source": "Lightning-AI/litgpt"}, Loss(chunks=8)),
+        ({"source": "huggingface/transformers"}, Loss(shift_copy=True)),
+        ({"notes": "tier A; fused linear cross-entropy (no full logits)"}, Loss(form="fused-linear")),
+        ({"notes": "tier A; cut-cross-entropy"}, Loss(form="cut")),
+        ({"notes": "tier A; fused Triton RMSNorm/RoPE/cross-entropy"}, Loss(form="in-place", shift_copy=True)),
+        ({"notes": "tier A; chunked cross entropy"}, Loss(chunks=8, chunk_head=True)),
+        ({"notes": "tier A; chunked CE", "compile": "yes"}, Loss(form="compiled", chunks=8, chunk_head=True)),
+        ({"source": "pytorch/torchtune README.md"}, Loss(chunks=8, chunk_head=True)),
+        ({"source": "pytorch/torchtune README.md", "notes": "tier A; cumulative step: + packed dataset"}, Loss()),
+    ],
+)
+def test_how_the_loss_was_computed(cells: dict[str, str], loss: Loss) -> None:
+    assert plan_of(**cells).loss == loss
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer", "in_backward"),
+    [
+        ("PagedAdamW8bit", "paged-adamw-8bit", False),
+        ("PagedAdamW (low memory config)", "paged-adamw", True),
+        ("AdamW4bit (torchao)", "adamw-4bit-ao", False),
+        ("FusedAdam", "fused-adam", False),
+        ("Muon", "muon", False),
+    ],
+)
+def test_optimizers_of_other_libraries(text: str, optimizer: str, in_backward: bool) -> None:
+    plan = plan_of(optimizer=text)
+    assert (plan.optimizer, plan.update.in_backward) == (optimizer, in_backward)
+
+
+def test_a_step_in_backward_is_said_by_the_notes() -> None:
+    assert plan_of(notes="tier A; cumulative step: + optimizer step fused in backward").update.in_backward
+    assert plan_of(notes="tier A; cumulative step: + activation offloading").update.in_backward
+    assert not plan_of(notes="tier A; no optimizer_in_bwd").update.in_backward
+
+
+@pytest.mark.parametrize(
+    ("cells", "compute"),
+    [
+        ({"compile": "yes"}, Compute(compile=True)),
+        ({"compute_dtype": "fp8(linear)+bf16"}, Compute(float8="tensorwise")),
+        ({"compute_dtype": "fp8(linear)+bf16", "notes": "tier A; float8 rowwise"}, Compute(float8="rowwise")),
+        ({"compute_dtype": "mxfp8+bf16"}, Compute(float8="mxfp8")),
+        ({"offload": "activations->cpu"}, Compute(offload_activations=True)),
+    ],
+)
+def test_how_it_was_computed(cells: dict[str, str], compute: Compute) -> None:
+    assert plan_of(**cells).compute == compute

@@ -228,13 +228,14 @@ def test_every_default_says_where_it_is_documented() -> None:
 def test_compile_is_counted_as_eager_with_norms_in_one_kernel() -> None:
     compiled = say(row_of(LLAMA, compile="yes", source="Lightning-AI/lightning-thunder issue"))
     assert compiled.plan is not None
+    assert compiled.plan.compute.compile
     assert compiled.plan.rms_norm == "fused"
     assert any("counted as eager" in sentence for sentence in compiled.assumptions)
     assert plan_of(LLAMA, source="Lightning-AI/lightning-thunder issue").rms_norm == "chain"
 
 
 def test_what_would_need_less_leaves_a_peak_in_the_step_as_it_is() -> None:
-    fewer = {"activation_checkpointing": "selective"}
+    fewer = {"activation_checkpointing": "selective(attn)"}
     found = score(row_of(**fewer, seq_len="64"))
     assert (found.moment, found.skipped) == ("step", None)
     lack = "selective activation checkpointing"

@@ -15,15 +15,25 @@ from memcalc.plan import Plan
 __all__ = ["arguments", "make"]
 
 _CLASSES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "adadelta": (torch.optim.Adadelta, {}),
     "adafactor": (torch.optim.Adafactor, {}),
     "adagrad": (torch.optim.Adagrad, {}),
     "adam": (torch.optim.Adam, {}),
+    "adamax": (torch.optim.Adamax, {}),
     "adamw": (torch.optim.AdamW, {}),
     "amsgrad": (torch.optim.Adam, {"amsgrad": True}),
+    "asgd": (torch.optim.ASGD, {}),
+    "nadam": (torch.optim.NAdam, {}),
+    "radam": (torch.optim.RAdam, {}),
     "rmsprop": (torch.optim.RMSprop, {}),
+    "rmsprop-centered": (torch.optim.RMSprop, {"centered": True}),
+    "rmsprop-momentum": (torch.optim.RMSprop, {"momentum": 0.9}),
+    "rprop": (torch.optim.Rprop, {}),
     "sgd": (torch.optim.SGD, {}),
     "sgd-momentum": (torch.optim.SGD, {"momentum": 0.9}),
+    "sgd-nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
 }
+_L2 = 1e-2  # a usual weight decay; only that it is not 0 changes memory
 _KINDS = {"foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}
 
 
@@ -35,7 +45,8 @@ def arguments(plan: Plan) -> tuple[type[Optimizer], dict[str, Any]]:
             f"{plan.optimizer} can be estimated but not trained: torch has no such optimizer; trainable: {known}"
         )
     kind, fixed = _CLASSES[plan.optimizer]
-    return kind, fixed | _KINDS[plan.optimizer_kind]
+    decay = {"weight_decay": _L2} if plan.update.l2 else {}
+    return kind, fixed | decay | _KINDS[plan.optimizer_kind]
 
 
 def make(parameters: Iterable[Tensor], plan: Plan) -> Optimizer:

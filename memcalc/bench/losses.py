@@ -17,6 +17,8 @@ _NOTED = (
     (r"fused linear (cross.entropy|CE\b)|Liger kernels", "fused linear"),
     (r"fused Triton .*cross-entropy", "in place"),
     (r"chunked (cross.entropy|CE\b|loss)", "head in 8 chunks"),
+    # torchtune's table of flags adds them one by one: these come before its chunked loss.
+    (r"cumulative step: \+ (packed dataset|compile)", "float32"),
 )
 # Models of transformers up to 4.49 that do not make logits float32 (modeling_gpt_bigcode.py).
 _SIXTEEN_BIT = r"santacoder|starcoder|bigcode"
@@ -65,7 +67,7 @@ def loss_of(reading: Reading, precision: str, tokens: int) -> dict[str, Any]:
         default = "16-bit, shifted"
     word = next((word for pattern, word in _NOTED if re.search(pattern, row["notes"])), default)
     if word == "in place":
-        word = f"{default}, in place"
+        word = f"{default}, in place" if f"{default}, in place" in _FORMS else "shifted, in place"
     if word == "chunked":
         return _litgpt(precision, tokens, finetuned=bool(row["lora_rank"]))
     fields, said = _FORMS.get(word, ({}, ""))

@@ -25,7 +25,7 @@ _NAMES = (
     (r"mixtral", ("mixtral",)),
     (r"qwen-?3.*-a\d", ("qwen3-moe",)),
     (r"^(meta-)?(code)?llama([-_ ]?[23](\.\d)?)?[-_ ]|^llama-|^llama-like", ("llama",)),
-    (r"^(tiny-?llama|mistral-7b|vicuna|longchat|baichuan-7b|yi-)|phi-?3", ("llama", "llama-fused")),
+    (r"^(tiny-?llama|mistral-7b|vicuna|longchat|baichuan-7b|yi-|llama2\.c)|phi-?3", ("llama", "llama-fused")),
     (r"qwen-?3(?!\.)", ("qwen3",)),
     (r"qwen-?(1\.5|2(\.5)?)(?!.*(moe|vl))", ("qwen2",)),
     (r"^qwen-\d", ("qwen",)),

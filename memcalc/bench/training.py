@@ -5,12 +5,23 @@ from __future__ import annotations
 import re
 
 from memcalc.bench.reading import Reading
+from memcalc.checkpointing import Checkpointing
+from memcalc.compute import Compute
 from memcalc.models import FAMILIES
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.precision import PRECISIONS
 from memcalc.spec import Model
+from memcalc.update import Update
 
-__all__ = ["attention_of", "checkpointing_of", "optimizer_of", "precision_of"]
+__all__ = [
+    "ACTIVATIONS_AWAY",
+    "attention_of",
+    "checkpointing_of",
+    "compute_of",
+    "optimizer_of",
+    "precision_of",
+    "update_of",
+]
 
 # (param_dtype, compute_dtype) → precision.
 _PRECISION = {
@@ -26,6 +37,7 @@ _PRECISION = {
     ("fp16+fp32 master", "fp16"): "fp16-master",
     ("fp16", "fp16"): "fp16",
 }
+_EVERY = re.compile(r"selective ?\(every (\d{1,3})(?:st|nd|rd|th) layer\)")
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # What a dtype cell holds → what is missing for it.
 _DTYPE_LACKS = (
@@ -41,11 +53,45 @@ _OPTIMIZERS = {
     "adam (fused)": ("adam", "fused"),
     "sgd": ("sgd", ""),
     "sgd momentum": ("sgd-momentum", ""),
+    "fusedadam": ("adam", "fused"),
+    # colossalai/nn/optimizer/hybrid_adam.py updates what is on the GPU with one fused kernel.
+    "hybridadam (fused)": ("adamw", "fused"),
+    "cpu_adam": ("adam", "fused"),
     # composer/optim/decoupled_weight_decay.py: one weight at a time, with torch's own two temporaries.
     "decoupled_adamw": ("adamw", "for-loop"),
     "adam8bit (bnb)": ("adamw-8bit", "fused"),
     "adamw8bit (bnb)": ("adamw-8bit", "fused"),
+    "adamw (8-bit bitsandbytes)": ("adamw-8bit", "fused"),
+    "pagedadamw": ("paged-adamw", "fused"),
+    "pagedadamw8bit": ("paged-adamw-8bit", "fused"),
+    "pagedadamw (bitsandbytes)": ("paged-adamw", "fused"),
+    "adamw8bit (torchao)": ("adamw-8bit-ao", "fused"),
+    "adamw4bit (torchao)": ("adamw-4bit-ao", "fused"),
+    "adamwfp8 (torchao)": ("adamw-fp8-ao", "fused"),
+    "fusedadam": ("fused-adam", "fused"),
+    "fusedadam (apex)": ("fused-adam", "fused"),
+    "adafactor": ("adafactor-hf", "for-loop"),
+    "adafactor (torch)": ("adafactor", ""),
+    "lion": ("lion", ""),
+    "adagrad": ("adagrad", ""),
+    "rmsprop": ("rmsprop", ""),
+    "nadam": ("nadam", ""),
+    "radam": ("radam", ""),
+    "adamax": ("adamax", ""),
+    "muon": ("muon", "for-loop"),
 }
+# What the cell may say beside an optimizer's name, without changing it.
+_BESIDE = re.compile(r",? (step in backward|\(low memory config\))")
+# Compute → the same without its 8-bit products, and how those are made; torchao's of before 2025 was by tensor.
+_FLOAT8 = re.compile(r"fp8linear\+bf16|mxfp8(\+bf16)?")
+# torchtune's "low memory" recipes say optimizer_in_bwd: True (recipes/configs/llama2/7B_full_low_memory.yaml), and its
+# table of flags adds them one by one: what comes after the step in backward has it too.
+_IN_BACKWARD = re.compile(
+    r"fused in backward|step in backward|(?<!no )optimizer_in_bwd|low memory config"
+    r"|cumulative step: \+ (activation offloading|8-bit)"
+)
+_TE_FLOAT8 = "amp_fp8"
+ACTIVATIONS_AWAY = "activations->cpu"
 _ATTENTION = {
     "sdpa": "auto",
     "sdpa/flash": "auto",
@@ -63,11 +109,12 @@ _ATTENTION = {
 
 def precision_of(reading: Reading, built: Model | None) -> str:
     """The name in PRECISIONS; ``fp32``, after a lack was noted, where there is none."""
-    weights, compute = reading.said("param_dtype"), re.sub(r"[()]|, channels_last", "", reading.said("compute_dtype"))
-    if compute == "fp8linear+bf16":
-        # torchao/float8/float8_linear.py: input and weight are saved as they come, before they are cast.
-        reading.assume("float8 products keep what bfloat16 ones do; casts to 8 bit are not counted")
+    weights, compute = reading.said("param_dtype"), _compute(reading)
+    if _FLOAT8.fullmatch(compute):
         compute = "bf16"
+    if compute == _TE_FLOAT8:
+        reading.assume("TransformerEngine's 8-bit inputs are counted as the 16-bit ones they are made of")
+        compute = "amp_bf16"
     missing = [reason for pattern, reason in _DTYPE_LACKS if re.search(pattern, f"{weights} {compute}")]
     for reason in missing:
         reading.lack(reason)
@@ -81,6 +128,11 @@ def precision_of(reading: Reading, built: Model | None) -> str:
             "autocast over bfloat16 weights is counted as plain bfloat16: norm, softmax and loss are float32 either way"
         )
         compute = "bf16"
+    if (weights, compute) == ("fp16", "fp16 autocast") and built and built.family == "llama":
+        reading.assume(
+            "autocast over float16 weights is counted as plain float16: norm, softmax and loss are float32 either way"
+        )
+        compute = "fp16"
     precision = _PRECISION.get((weights, compute))
     if precision is None:
         reading.lack(f"weights in {weights} with compute in {compute}")
@@ -88,9 +140,10 @@ def precision_of(reading: Reading, built: Model | None) -> str:
     if PRECISIONS[precision].master:
         return precision  # which gradients and states go with it is the strategy's to know
     kept = PRECISIONS[precision].weights
-    for column in ("grad_dtype", "optimizer_state_dtype", "reduce_dtype"):
+    for column in ("grad_dtype", "optimizer_state_dtype"):
         text = reading.row[column]
-        if text and _DTYPES.get(text) != kept and not (column[0] == "o" and text == "int8"):
+        own = column[0] == "o" and re.match(r"int[48]|fp8|.*(factored|paged)", text)
+        if text and _DTYPES.get(text) != kept and not own:
             reading.lack(f"{column.replace('_', ' ')} {text} beside weights in {weights}")
     return precision
 
@@ -101,7 +154,7 @@ def optimizer_of(reading: Reading) -> tuple[str, str]:
     if not text:
         reading.lack("optimizer is not stated")
         return "adamw", "foreach"
-    found = _OPTIMIZERS.get(text.lower())
+    found = _OPTIMIZERS.get(_BESIDE.sub("", text.lower()))
     if found is None:
         reading.lack(f"optimizer {text}")
         return "adamw", "foreach"
@@ -110,19 +163,46 @@ def optimizer_of(reading: Reading) -> tuple[str, str]:
     return name, kind or (reading.default("optimizer_kind") if len(row.kinds) > 1 else row.kinds[0])
 
 
-def checkpointing_of(reading: Reading) -> int:
-    """Blocks per activation checkpoint, as in Plan."""
+def _compute(reading: Reading) -> str:
+    return re.sub(r"[()]|, channels_last", "", reading.said("compute_dtype"))
+
+
+def update_of(reading: Reading) -> Update:
+    """Steps inside backward, which torchtune calls optimizer_in_bwd."""
+    said = f"{reading.row['notes']} {reading.row['optimizer']}"
+    return Update(in_backward=bool(_IN_BACKWARD.search(said)))
+
+
+def compute_of(reading: Reading) -> Compute:
+    """torch.compile, and products in 8 bit by torchao."""
+    compile, how = reading.said("compile") == "yes", "none"
+    if _FLOAT8.fullmatch(_compute(reading)):
+        rowwise = "rowwise" in reading.row["notes"]
+        how = "mxfp8" if "mxfp8" in _compute(reading) else "rowwise" if rowwise else "tensorwise"
+    if compile:
+        reading.assume("torch.compile is counted as eager with fused norms")
+    if "float8 all-gather" in reading.row["notes"]:
+        reading.assume("parameters gathered in float8 are counted as gathered in bfloat16")
+    return Compute(compile=compile, float8=how, offload_activations=reading.row["offload"] == ACTIVATIONS_AWAY)
+
+
+def checkpointing_of(reading: Reading) -> tuple[int, Checkpointing]:
+    """Blocks per activation checkpoint and what one keeps, as in Plan."""
     text = reading.said("activation_checkpointing")
     if text.startswith("full"):
         if text != "full":
             reading.assume(f"activation checkpointing: {text}")
-        return 1
-    if text != "none":
-        selective = text.startswith("selective")
-        reading.lack(
-            "selective activation checkpointing" if selective else f"checkpointing {text}", only_less=selective
-        )
-    return 0
+        return 1, Checkpointing()
+    if found := _EVERY.fullmatch(text):
+        return 1, Checkpointing(one_in=int(found[1]))
+    if text.startswith("selective"):
+        policy = reading.default("selective") if text == "selective" else text[10:-1]
+        if policy == "op":
+            return 1, Checkpointing(policy="matrix-products")
+        reading.lack("selective activation checkpointing", only_less=True)
+    elif text != "none":
+        reading.lack(f"checkpointing {text}")
+    return 0, Checkpointing()
 
 
 def attention_of(reading: Reading, built: Model | None) -> str:

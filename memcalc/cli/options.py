@@ -134,7 +134,7 @@ _GROUPS: Mapping[str, type[Group]] = {
     field.name: type(field.default) for field in dataclasses.fields(Plan) if isinstance(field.default, Group)
 }
 _HEADINGS = {
-    "loss": "The loss", "layout": "How ranks are arranged", "implementation": "How the model is written", "adapter": "Adapters",
+    "loss": "The loss", "update": "The update", "compute": "How it computes", "layout": "How ranks are arranged", "implementation": "How the model is written", "adapter": "Adapters",
     "fsdp": "FSDP", "deepspeed": "DeepSpeed", "offload": "Offload",
     "checkpointing": "Selective checkpointing",
     "startup": "Before the first step",

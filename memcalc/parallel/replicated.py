@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
+from memcalc.optimizers.row import fullest
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.quantised import QUANTISED, stored
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
-from memcalc.tape import Tape
+from memcalc.tape import Tape, Tensor
 
 __all__ = ["ROOT_UNIT", "Replicated"]
 
@@ -27,10 +30,14 @@ class Replicated:
         """dtype of trained weights, their gradients and states: an adapter may have its own."""
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
+        self.away = plan.strategy_row.gathers and plan.offload.on
+        """FSDP keeps shards, their gradients and states on the host, and updates them there."""
         self.whole: dict[str, Storage] = {}
         """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
+        self.through_optimizer = True
+        """False where the pipeline's engine calls autograd itself and not ``optimizer.backward`` (DeepSpeed)."""
         self.inputs_without_gradient: list[str] = []
         """Units whose input wants none, so that ``leave_backward`` is not called for them."""
 
@@ -38,14 +45,20 @@ class Replicated:
 
     def states(self) -> None:
         """Parameters, optimizer states and whatever else lives between steps."""
-        self.parameters()
+        if not self.away:
+            self.parameters()
         self.tape.moment = "start"
-        self.optimizer_states()
+        if not self.away:
+            self.optimizer_states()
+        if self.plan.update.ema != "none":  # torch/optim/swa_utils.py, AveragedModel: a deep copy
+            dtype = self.dtype if self.plan.update.ema == "weights" else "float32"
+            for weight in self.weights:
+                self.hold(f"{weight.name} average", self.local_shape(weight), "optimizer", dtype)
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
             self.hold(name, (size,), "temporary", "uint8")
-        if not self.plan.set_to_none:
+        if not self.plan.set_to_none and not self.away:
             self.keep_gradients()
 
     def parameters(self) -> None:
@@ -71,12 +84,9 @@ class Replicated:
         for size in row.state_bytes(weight, dtype):
             self.hold(f"{weight.name} state", (size,), "optimizer", "uint8")
         # The counter is a CPU scalar unless the step is fused (torch/optim/adam.py, _init_group).
-        if (
-            row.counter
-            and not self.plan.family.opaque
-            and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused")
-        ):
-            self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
+        if not self.plan.family.opaque and (self.plan.device == "cpu" or self.plan.optimizer_kind == "fused"):
+            for _ in range(row.part(weight).counters):
+                self.hold(f"{weight.name} step counter", (1,), "optimizer", "float32")
 
     def hold(self, name: str, shape: tuple[int, ...], category: str, dtype: str | None = None) -> None:
         storage = self.tape.allocate(name, shape, dtype or self.dtype, category, batched=False)
@@ -106,6 +116,10 @@ class Replicated:
     def end_forward(self) -> None:
         """After the model's forward pass."""
 
+    def gather_outputs(self, output: Tensor) -> Tensor:
+        """What the loss is taken of."""
+        return output
+
     def begin_backward(self) -> None:
         """When the gradient of the model's output arrives."""
 
@@ -124,6 +138,17 @@ class Replicated:
     def gradient(self, weight: Weight, grad: Storage) -> None:
         """A finished gradient: kept, or added in place to the one that is there."""
         self.grads.setdefault(weight.name, grad)
+        del grad
+        self.step_in_backward(weight.name, [self.local_shape(weight)])
+
+    def step_in_backward(self, name: str, shapes: list[tuple[int, ...]]) -> None:
+        """Update weights whose gradient, of that name, has just been finished, one by one, and free it."""
+        plan = self.plan
+        if not plan.update.in_backward:
+            return
+        for shape in shapes:
+            self.temporaries([shape], self.trained_dtype)
+        self.grads.pop(name, None)
 
     def end_backward(self) -> None:
         """When backward is done."""
@@ -131,16 +156,35 @@ class Replicated:
 
     def step(self) -> None:
         """The optimizer's update."""
+        if self.away or self.plan.update.in_backward:
+            return  # on the host; or taken already
         if self.plan.family.opaque and self.plan.optimizer_kind == "for-loop":
             return  # as large as the largest tensor, which is not known
         self.temporaries(self.step_shapes(), self.trained_dtype)
 
     def temporaries(self, shapes: list[tuple[int, ...]], dtype: str) -> None:
         """What the update of tensors of ``dtype`` allocates, alive together at its fullest point."""
-        plan, held = self.plan, []
-        row, kind = plan.optimizer_row, plan.optimizer_kind
-        for name, size in row.temporaries(shapes, DTYPE_BYTES[dtype], kind, plan.torch_version):
-            held.append(self.tape.allocate(name, (size,), "uint8", "temporary", batched=False))
+        plan, row, itemsize = self.plan, self.plan.optimizer_row, DTYPE_BYTES[dtype]
+        held = row.temporaries(shapes, itemsize, plan.optimizer_kind, plan.torch_version, plan.update.l2)
+        if row.rest is not None:  # two optimizers, one after the other
+            local = [(row.part(weight), self.local_shape(weight)) for weight in self.updated()]
+            held = fullest([
+                part.temporaries([s for p, s in local if p is part], itemsize, part.kinds[0], plan.torch_version)
+                for part in (row, row.rest)
+            ])  # fmt: skip
+        _ = [self.tape.allocate(name, (size,), "uint8", "temporary", batched=False) for name, size in held]
+
+    def clip(self) -> None:
+        """``clip_grad_norm_`` in its foreach form: a norm for each tensor, and their norm; gradients are scaled in place.
+
+        On CUDA the kernel has partial sums for each stretch of 65536 elements of each tensor, as many for each as the
+        largest has (aten/src/ATen/native/cuda/ForeachReduceOp.cu, kChunkSize).
+        """
+        shapes = self.step_shapes()
+        stretches = max(-(-prod(shape) // 65536) for shape in shapes) if self.plan.device == "cuda" else 0
+        held = [self.tape.allocate("partial norms", (len(shapes) * stretches,), "float32", "temporary", batched=False)]
+        held += [self.tape.allocate("norm", (), "float32", "temporary", batched=False) for _ in shapes]
+        held.append(self.tape.allocate("norms together", (len(shapes),), "float32", "temporary", batched=False))
 
     def zero_grad(self) -> None:
         """After the step."""
