@@ -304,6 +304,14 @@ FRAMEWORKS = (    Framework(
         },
     ),
     Framework(
+        name="PyTorch's tutorials of 2021",
+        sources=("pytorch/tutorials recipes_source/zero_redundancy_optimizer",),
+        defaults={
+            "torch": Default("1.12", "the page came with torch 1.8; 1.12 is the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "torch.optim of 1.12 takes foreach only when told to"),
+        },
+    ),
+    Framework(
         name="ColossalAI's BERT benchmark",
         sources=("hpcaitech/ColossalAI examples/language/bert",),
         defaults={
