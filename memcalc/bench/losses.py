@@ -73,6 +73,8 @@ def loss_of(reading: Reading, precision: str, tokens: int) -> dict[str, Any]:
         word = "float32"
     if word == "chunked":
         return _litgpt(precision, tokens, finetuned=bool(row["lora_rank"]))
+    if word == "float32" and reading.said("compile") == "yes" and reading.default("compiled loss") == "yes":
+        return {"loss": Loss(form="compiled")}
     fields, said = _FORMS.get(word, ({}, ""))
     if said:
         reading.assume(said)
