@@ -9,7 +9,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from memcalc.adapters import TARGETS, Adapter
+from memcalc.adapters import FIRST_PROMPTED, PROMPTED, TARGETS, Adapter
 from memcalc.checkpointing import POLICIES, Checkpointing
 from memcalc.compute import FLOAT8, Compute
 from memcalc.deepspeed import DeepSpeed
@@ -271,7 +271,8 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
     if FAMILIES[model.family].opaque or FAMILIES[model.family].convolves or draw(st.booleans()):
         return Adapter()
     quantize = draw(st.sampled_from(["none", *QUANTISED]))
-    kind = draw(st.sampled_from(["lora", "adapter-v2"]))
+    prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED
+    kind = draw(st.sampled_from(["lora", *["adapter-v2"] * prompted]))
     return Adapter(
         kind=kind,
         rank=draw(st.integers(1, 5)),
@@ -396,7 +397,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
     float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
     reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
-    offloads = not reentrant and chosen.family != "size" and draw(st.booleans())
+    leaves_activations = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
     loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
@@ -430,7 +431,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=set_to_none,
         update=update,
-        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=offloads),
+        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=leaves_activations),
         device=device,
         fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter)),
         deepspeed=draw(deepspeeds(strategy)),
