@@ -173,6 +173,12 @@ FAULTS = [
         wrong='    gathered = _gathered(t, whole, dtype, f"{name} input")\n    t.save(node, gathered)\n',
     ),
     Fault(
+        name="experts of other ranks send no rows",
+        file="experts.py",
+        right='_moved(t, x, f"{name} rows of all ranks", "communication") if t.layout.expert > 1 else x',
+        wrong="x",
+    ),
+    Fault(
         name="tensor parallel does not divide the MLP",
         file="tensor_parallel.py",
         right="        ffn=model.ffn // degree,\n",

@@ -248,14 +248,14 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
-def fsdps(draw: st.DrawFn, strategy: str, ranks: int, adapter: Adapter) -> Fsdp:
+def fsdps(draw: st.DrawFn, strategy: str, ranks: int, plain: bool) -> Fsdp:
     """FSDP's fields, with replicas that divide the ranks where there are any."""
     row = STRATEGIES[strategy]
     if not row.gathers:
         return Fsdp()
     replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
     return Fsdp(
-        version="2" if adapter.freezes else draw(st.sampled_from(["1", "2"])),
+        version="2" if plain else draw(st.sampled_from(["1", "2"])),
         replicas=replicas,
         reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
         forward_prefetch=draw(st.booleans()),
@@ -308,10 +308,10 @@ def deepspeeds(draw: st.DrawFn, strategy: str) -> DeepSpeed:
 
 
 @st.composite
-def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, adapter: Adapter) -> Offload:
+def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, plain: bool) -> Offload:
     """What the strategy can offload from a GPU."""
     row = STRATEGIES[strategy]
-    if device == "cpu" or adapter.freezes or not (row.gathers or row.zero_stage) or draw(st.booleans()):
+    if device == "cpu" or plain or not (row.gathers or row.zero_stage) or draw(st.booleans()):
         return Offload()
     if row.gathers:
         return Offload(optimizer="cpu", parameters="cpu")
@@ -381,7 +381,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     layout = draw(pipelines(chosen)) if one_sequence and not whole else Layout()
     ranks *= layout.pipeline
     row = STRATEGIES[strategy]
-    gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer)
+    gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer) or bool(row.zero_stage)
     optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not divides]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
     precision = draw(st.sampled_from(precisions(strategy)))
@@ -390,6 +390,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         row.buckets or row.flat_units or row.main_grads or layout.pipeline > 1 or accumulation > 1 or not set_to_none
         or chosen.family == "size"
     )  # fmt: skip
+    waits = waits or row.one_process or row.zero_stage is not None
     update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
@@ -397,7 +398,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
     float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
     reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
-    leaves_activations = not reentrant and chosen.family != "size" and draw(st.booleans())
+    away = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
     loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
@@ -431,11 +432,13 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=set_to_none,
         update=update,
-        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=leaves_activations),
+        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
-        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter)),
+        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward)),
         deepspeed=draw(deepspeeds(strategy)),
-        offload=Offload() if layout.pipeline > 1 else draw(offloads(strategy, optimizer.name, device, adapter)),
+        offload=Offload()
+        if layout.pipeline > 1
+        else draw(offloads(strategy, optimizer.name, device, adapter.freezes or update.in_backward)),
         implementation=draw(implementations(chosen)),
         allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
@@ -457,7 +460,7 @@ def implementations(draw: st.DrawFn, model: Model) -> Implementation:
 @st.composite
 def divided(draw: st.DrawFn) -> Plan:
     """Plans of every family that tensor parallel can divide, with tensor, sequence and context parallel drawn."""
-    drawn = draw(plans(model=st.one_of(gpt2s(), llamas())))
+    drawn = draw(plans(model=st.one_of(gpt2s(), llamas())).filter(lambda plan: not plan.strategy_row.one_process))
     model, tokens = draw(st.one_of(st.just(drawn.model), megatrons())), 8
     if model.family != "megatron":
         model = dataclasses.replace(model, ffn=4 * -(-model.ffn // 4))
@@ -475,7 +478,7 @@ def divided(draw: st.DrawFn) -> Plan:
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
         drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
-        adapter=Adapter(), checkpointing=Checkpointing(),
+        checkpointing=Checkpointing(),
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),

@@ -114,6 +114,18 @@ FRAMEWORKS = (    Framework(
         },
     ),
     Framework(
+        name="LLaMA-Factory",
+        sources=("hiyouga/LLaMA-Factory issue", "hiyouga/LlamaFactory issue"),
+        defaults=_TRANSFORMERS
+        | {
+            "seq_len": Default("1024", "src/llmtuner/hparams/data_args.py: cutoff_len"),
+            "zero_sizes": Default("auto", "examples/deepspeed/ds_z3_config.json: auto for buckets and thresholds"),
+            "optimizer_kind": Default("for-loop", "README.md asks for torch 1.13.1; foreach is the default from 2.0 on"),
+            "loss": Default("float32, shifted", "modeling_llama.py of 2023: logits.float(), copied shifted"),
+            "torch": Default("1.13", "README.md: PyTorch 1.13.1"),
+        },
+    ),
+    Framework(
         name="Hugging Face Trainer of 2023",
         sources=(
             "lm-sys/FastChat", "huggingface/accelerate", "huggingface/transformers issue", "tloen/alpaca-lora",
@@ -298,6 +310,14 @@ FRAMEWORKS = (    Framework(
         name="mmaction2 0.x",
         sources=("open-mmlab/mmaction2",),
         defaults={"torch": Default("1.12", "torch 1.3 and later; 1.12 is the oldest release memcalc knows")},
+    ),
+    Framework(
+        name="llm-foundry on a model of transformers",
+        sources=("mosaicml/llm-foundry issue",),
+        defaults={
+            "loss": Default("float32", "scripts/train/yamls/finetune: hf_causal_lm, whose modeling_mpt.py takes F.cross_entropy"),
+            "optimizer_kind": Default("for-loop", "composer/optim/decoupled_weight_decay.py"),
+        },
     ),
     Framework(
         name="llm-foundry",
