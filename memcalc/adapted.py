@@ -1,22 +1,23 @@
 """Adapters and quantised weights on the tape: what stands in place of a linear layer.
 
 Sources: peft/tuners/lora/layer.py (Linear.forward), litgpt/lora.py (LoRALinear), litgpt/adapter_v2.py
-(AdapterV2Linear), bitsandbytes/autograd/_functions.py (MatMul4Bit, MatMul8bitLt) and
+(AdapterV2Linear), litgpt/adapter.py (CausalSelfAttention), bitsandbytes/autograd/_functions.py (MatMul4Bit, MatMul8bitLt) and
 auto_gptq/nn_modules/triton_utils/dequant.py (QuantLinearFunction).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from memcalc import ops
-from memcalc.adapters import Adapter
+from memcalc.adapters import PROMPT, Adapter
 from memcalc.quantised import QUANTISED, scales_unpacked
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Adapts, Gradient, Linear, Node, Tape, Tensor
 
-__all__ = ["adapting"]
+__all__ = ["adapting", "prompting"]
 
 
 def adapting(adapter: Adapter) -> Adapts | None:
@@ -41,16 +42,16 @@ def _lora(adapter: Adapter, t: Tape, x: Tensor, name: str, base: Linear) -> Tens
     result = base(x)
     dtype = result.dtype
     factor = t.dtype_of(t.weights[f"{name}.lora_A.weight"])
-    x = ops.cast(t, x, factor, f"{name}.lora input")
-    update = ops.scale(
-        t,
-        ops.plain_linear(
-            t,
-            ops.plain_linear(t, ops.dropout(t, x, f"{name}.lora dropout", adapter.dropout), f"{name}.lora_A"),
-            f"{name}.lora_B",
-        ),
-        f"{name}.lora scaled",
-    )
+    # Under autocast, PEFT leaves the input of quantised layers as it is (peft/tuners/lora/bnb.py, requires_conversion).
+    if not (adapter.autocast and adapter.quantize != "none"):
+        x = ops.cast(t, x, factor, f"{name}.lora input")
+    x = ops.dropout(t, x, f"{name}.lora dropout", adapter.dropout)
+    if adapter.autocast:
+        x = ops.cast(t, x, t.compute_dtype, f"{name}.lora input")
+    update = ops.plain_linear(t, x, f"{name}.lora_A")
+    del x
+    update = ops.plain_linear(t, update, f"{name}.lora_B")
+    update = ops.scale(t, update, f"{name}.lora scaled")
     result = ops.add(t, result, update, f"{name} with lora")
     del update
     return ops.cast(t, result, dtype, f"{name} with lora")
@@ -120,3 +121,54 @@ def _quantised(adapter: Adapter, t: Tape, w: Weight, x: Tensor) -> Tensor:
     y = t.output(f"{name} output", out, dtype, node)
     del full
     return y
+
+
+def prompting(adapter: Adapter, heads: int) -> Callable[[Tape, Tensor, Tensor, str], Tensor] | None:
+    """What LLaMA-Adapter adds to attention: the queries' attention to a learned prompt, times a gate for each head."""
+    return partial(_prompted, heads) if adapter.kind in ("adapter", "adapter-v2") else None
+
+
+def _prompted(heads: int, t: Tape, q: Tensor, y: Tensor, name: str) -> Tensor:
+    """``y + gate * attention(q, prompt)``: keeps what the second attention keeps, and its output once more for the gate.
+
+    A mask of ones makes scaled_dot_product_attention take the memory-efficient kernel.
+    """
+    block = name.rpartition(".")[0]
+    if f"{block}.adapter_wte" not in t.weights:
+        return y
+    prompt, gate = t.weights[f"{block}.adapter_wte"], t.weights[f"{block}.gating_factor"]
+    shape, dtype, keys = q.shape, q.dtype, (PROMPT, 3 * q.shape[1])
+
+    def wide(part: str) -> Storage:
+        return t.allocate(f"{name} {part}", shape, dtype, "temporary")
+
+    def small(w: Weight) -> Storage:
+        return t.allocate(f"{w.name} gradient", w.shape, t.dtype_of(w), "gradients", batched=False)
+
+    def prompt_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [small(prompt)]
+
+    def attention_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        query = wide("gradient of the queries to the prompt") if node.wants(0) else None
+        return [query, t.allocate(f"{name} prompt keys gradient", keys, dtype, "temporary", batched=False)]
+
+    def gate_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        product = wide("gate product")
+        grad = small(gate)
+        del product
+        return [grad, wide("prompt attention gradient")]
+
+    said = Tensor(
+        t.allocate(f"{name} prompt keys", keys, dtype, "activations", batched=False), keys, dtype,
+        t.node([prompt], prompt_backward), batched=False,
+    )  # fmt: skip
+    node = t.node([ops.edge(q), ops.edge(said)], attention_backward)
+    t.save(node, q.storage, said.storage)
+    heard = t.output(f"{name} prompt attention", shape, dtype, node)
+    t.save(node, heard.storage, t.allocate(f"{name} prompt log-sum-exp", (heads, shape[0]), "float32", "activations"))
+    del said
+    node = t.node([gate, ops.edge(heard)], gate_backward)
+    t.save(node, heard.storage)
+    gated = t.output(f"{name} gated", shape, dtype, node)
+    del heard
+    return ops.add(t, y, gated, f"{name} with prompt")

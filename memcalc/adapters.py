@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from memcalc.errors import PlanError
 from memcalc.groups import Group, knob
 from memcalc.quantised import QUANTISED
-from memcalc.spec import ROOT, Weight
+from memcalc.spec import HEAD, ROOT, Weight
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -31,6 +31,7 @@ TARGETS = {"query-value": _QUERY_VALUE, "attention": _ATTENTION, "all-linear": (
 
 # litgpt/adapter.py, Config: the prompt's length, and the first layer that has one.
 PROMPT, FIRST_PROMPTED = 10, 2
+PROMPTED = ("llama", "gpt2", "decoder")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +56,17 @@ class Adapter(Group):
         "weights", "--adapter-dtype", "What adapters are kept in: like the weights, or float32 as PEFT does.",
         choices=("weights", "float32"),
     )  # fmt: skip
+    autocast: bool = knob(
+        False, "--adapter-autocast", "float32 adapters are computed in the compute dtype, under torch.autocast."
+    )
     input_gradients: bool = knob(
         False, "--input-gradients", "Gradients flow to the embeddings (enable_input_require_grads)."
     )
     quantize: str = knob(
         "none", "--quantize", "How the frozen linear layers of the blocks are stored.", choices=("none", *QUANTISED)
+    )
+    quantize_head: bool = knob(
+        False, "--quantize-head", "The head is quantised, too, as with Lightning's BitsandbytesPrecision."
     )
     quantized_saves_input: bool = knob(
         False, "--quantized-saves-input", "Quantised layers keep their input for backward, as bitsandbytes before 0.43."
@@ -85,6 +92,10 @@ class Adapter(Group):
             raise PlanError("adapters are not played with Megatron's parts nor in pipelines; take another --strategy")
         if plan.family.opaque or plan.family.convolves:
             raise PlanError(f"adapters need linear layers, and of {plan.model.name} none are known; take another model")
+        if self.kind != "lora" and plan.family.name not in PROMPTED:
+            raise PlanError(f"adapters of kind {self.kind} are known for {', '.join(PROMPTED)}; take --adapter lora")
+        if self.kind != "lora" and plan.model.layers <= FIRST_PROMPTED:
+            raise PlanError(f"adapters of kind {self.kind} begin after {FIRST_PROMPTED} blocks; take --adapter lora")
         if self.kind == "lora" and not any(".lora_A." in weight.name for weight in plan.weights):
             leaves = sorted({name.rsplit(".", 1)[-1] for name in _linears(plan.family.weights(plan.model))})
             raise PlanError(f"adapter targets {self.targets!r} name no linear layer; there are: {', '.join(leaves)}")
@@ -96,18 +107,28 @@ class Adapter(Group):
             return f"with {self.kind}"
         return ""
 
-    def weights(self, weights: Sequence[Weight]) -> list[Weight]:
-        """The model's weights with the adapters' among them, in the order of the torch module's parameters()."""
+    def weights(self, weights: Sequence[Weight], heads: int = 1) -> list[Weight]:
+        """The model's weights with the adapters' among them, in the order of the torch module's parameters().
+
+        A prompt has a gate for each of ``heads``.
+        """
         if not self.freezes:
             return list(weights)
         linears, found = _linears(weights), []
+        if self.kind == "adapter-v2":
+            linears |= {weight.name.rsplit(".", 1)[0]: weight.shape for weight in weights if _is_head(weight)}
+        blocks = list(dict.fromkeys(weight.group for weight in weights if "." in weight.group))
         for index, weight in enumerate(weights):
             name = weight.name.rsplit(".", 1)[0]
-            quantised = self.quantize != "none" and name in linears and weight.name.endswith(".weight")
+            matrix = self.quantize_head if _is_head(weight) else name in linears and len(weight.shape) == 2
+            quantised = self.quantize != "none" and matrix
             norm = self.kind == "adapter-v2" and name not in linears and weight.group != ROOT
             found.append(dataclasses.replace(weight, trainable=norm, dtype=self.quantize if quantised else ""))
             if not (index + 1 < len(weights) and weights[index + 1].name == f"{name}.bias"):
                 found += self._added(name, linears, weight.group)
+            last = index + 1 == len(weights) or weights[index + 1].group != weight.group
+            if self.kind != "lora" and last and weight.group in blocks[FIRST_PROMPTED:]:
+                found += _prompt(weights, weight.group, heads)
         return found
 
     @property
@@ -132,6 +153,16 @@ class Adapter(Group):
             return True
         names = TARGETS.get(self.targets) or tuple(part.strip() for part in self.targets.split(","))
         return any(name == target or name.endswith(f".{target}") for target in names)
+
+
+def _is_head(weight: Weight) -> bool:
+    return weight.group == HEAD and len(weight.shape) == 2
+
+
+def _prompt(weights: Sequence[Weight], block: str, heads: int) -> list[Weight]:
+    """A prompt for the attention of one block, and a gate for each head."""
+    width = next(weight.shape[-1] for weight in weights if weight.group == ROOT)
+    return [Weight(f"{block}.adapter_wte", (PROMPT, width), block), Weight(f"{block}.gating_factor", (heads,), block)]
 
 
 def _linears(weights: Sequence[Weight]) -> dict[str, tuple[int, ...]]:

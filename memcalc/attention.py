@@ -43,7 +43,8 @@ def attention(
         _attention, t, name=name, kind=kind, heads=heads, dropout=dropout, causal=causal, repeat=repeat, wide=wide,
         capped=capped,
     )  # fmt: skip
-    return t.core(run, q, k, v) if t.core is not None else run(q, k, v)
+    y = t.core(run, q, k, v) if t.core is not None else run(q, k, v)
+    return t.prompt(t, q, y, name) if t.prompt is not None else y
 
 
 def _attention(

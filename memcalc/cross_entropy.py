@@ -37,9 +37,7 @@ def loss_of(t: Tape, plan: Plan, output: Tensor, targets: Tensor) -> Tensor:
     """The mean loss of a micro batch, from the model's output (logits, or what the head multiplies)."""
     loss, upcast = plan.loss, plan.loss_dtype == "float32"
     if t.reduces_in_place:
-        return vocab_parallel.in_place_loss(t, output, copied=t.layout.copied_logits)
-    if not t.layout.loss_parallel:
-        output = vocab_parallel.gather_logits(t, output)
+        return vocab_parallel.in_place_loss(t, output)
     if loss.form == "fused-linear":
         return _fused_linear(t, output, loss.chunks)
     if loss.form == "cut":

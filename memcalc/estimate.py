@@ -14,6 +14,7 @@ from typing import Any
 
 from memcalc.compute import Compute
 from memcalc.hardware import GPUS, Gpu
+from memcalc.host import host_tensors
 from memcalc.ledger import fullest, peaks, skeleton
 from memcalc.outside import communicators, device_range, outside
 from memcalc.plan import Plan
@@ -102,8 +103,8 @@ def _bounds(found: Range) -> dict[str, int]:
 def host_bytes(plan: Plan, allocated: int) -> int:
     """RAM the training data structures of one rank take.
 
-    On the CPU that is the whole training state. With a GPU it is the batch being prepared and the
-    optimizer's step counters, which torch keeps on the CPU unless the step is fused.
+    On the CPU that is the whole training state. With a GPU it is the batch being prepared, the
+    optimizer's step counters, which torch keeps on the CPU unless the step is fused, and what is offloaded.
     """
     if plan.device == "cpu":
         return allocated
@@ -115,7 +116,8 @@ def host_bytes(plan: Plan, allocated: int) -> int:
         trained = [weight for weight in plan.weights if weight.trainable]
         counters = DTYPE_BYTES["float32"] * len(trained) * row.counters * (plan.optimizer_kind != "fused")
         paged = sum(row.host_bytes(weight, plan.precision_row.weights) for weight in trained)
-    return plan.micro_batch * (2 * tokens if tokens else features) + counters + paged
+    offloaded = sum(tensor.held for tensor in host_tensors(plan))
+    return plan.micro_batch * (2 * tokens if tokens else features) + counters + paged + offloaded
 
 
 def verdict(plan: Plan, device: Range, gpu: Gpu | None) -> str:

@@ -31,13 +31,14 @@ class Layout(Group):
     context: int = knob(1, "--context-parallel", "Ranks that divide the tokens of a sequence.", least=1)
     expert: int = knob(1, "--expert-parallel", "Ranks that divide the experts.", least=1)
     loss_parallel: bool = knob(False, "--loss-parallel", "Take the loss of logits whose vocabulary stays divided.")
-    copied_logits: bool = knob(False, "--copied-logits", "Megatron's loss works on a copy and float32 logits stay.")
     pipeline: int = knob(1, "--pipeline-parallel", "Ranks that divide the layers.", least=1)
     schedule: str = knob("1f1b", "--pipeline-schedule", "Order of micro batches in a pipeline.", choices=SCHEDULES)
     chunks: int = knob(1, "--pipeline-chunks", "Stretches of layers on each rank of a pipeline.", least=1)
     ends: bool = knob(
         False, "--pipeline-ends", "Count embedding and head as a layer each when a pipeline divides layers."
     )
+    first_layers: int = knob(0, "--pipeline-first-layers", "Layers of the first stretch; 0 for as many as the others.")
+    last_layers: int = knob(0, "--pipeline-last-layers", "Layers of the last stretch; 0 for as many as the others.")
 
     @property
     def model_parallel(self) -> int:
@@ -50,14 +51,14 @@ class Layout(Group):
                 f"{plan.ranks} ranks do not divide by tensor {self.tensor} x context {self.context} x pipeline {self.pipeline}"
                 f" = {self.model_parallel}"
             )
+        if plan.strategy_row.one_process and self != type(self)():
+            raise PlanError(f"{plan.strategy} has a whole replica on every GPU; leave the other ways to divide it out")
         self._check_tensor(plan)
         self._check_tokens(plan)
         self._check_pipeline(plan)
         if self.expert > 1:
             self._check_experts(plan)
         megatron = plan.family.divides == "megatron"
-        if self.copied_logits and not megatron:
-            raise PlanError(f"copied logits: {plan.model.family} has no loss of Megatron's; leave --copied-logits out")
         if self.loss_parallel and (megatron or self.tensor == 1):
             why = "Megatron's loss always is" if megatron else "there is one rank of tensor parallel"
             raise PlanError(f"loss parallel: {why}; leave --loss-parallel out")
@@ -69,6 +70,8 @@ class Layout(Group):
         for name, count in (("heads", model.heads), ("key/value heads", model.kv_heads), ("ffn", model.ffn)):
             if count % self.tensor:
                 raise PlanError(f"tensor parallel {self.tensor} does not divide {count} {name} of {model.name}")
+        if self.model_parallel > 1 and plan.adapter.freezes:
+            raise PlanError(f"adapters are not played on a model divided over {self.model_parallel} ranks")
         if self.sequence and self.tensor == 1:
             raise PlanError("sequence parallel divides tokens over the ranks of tensor parallel, but those are 1")
         if self.tensor > 1 and not plan.loss.whole_logits:
@@ -100,20 +103,37 @@ class Layout(Group):
                 "interleaved, and no other, has 2 or more on each rank"
             )
         if self.pipeline == 1:
-            if self.chunks > 1 or self.ends:
+            if self.chunks > 1 or self.ends or self.first_layers or self.last_layers:
                 raise PlanError(
-                    "pipeline chunks and ends say how a pipeline divides layers, but pipeline parallel is 1"
+                    "pipeline chunks, ends, first and last layers say how a pipeline divides, but pipeline parallel is 1"
                 )
             return
         if plan.family.reads != "tokens" or plan.family.sequences > 1:
             raise PlanError(
                 f"pipeline parallel divides models that read one sequence of tokens, not {plan.family.name}"
             )
+        if (plan.strategy_row.zero_stage or 0) > 1:  # an assertion of deepspeed/runtime/pipe/engine.py
+            raise PlanError(f"{plan.strategy} does not work with pipeline parallel; take deepspeed-1")
+        if plan.offload.on:
+            raise PlanError("pipeline parallel with offloaded tensors is not known to memcalc; leave one of them out")
         parts, layers = self.pipeline * self.chunks, plan.model.blocks + 2 * self.ends
-        if layers < parts:
+        stated = [count for count in (self.first_layers, self.last_layers) if count]
+        if layers - sum(stated) < parts - len(stated) or (len(stated) == parts and sum(stated) != plan.model.blocks):
             raise PlanError(
                 f"{plan.model.blocks} layers do not go round pipeline {self.pipeline} x chunks {self.chunks} = {parts}"
+                + f", {' and '.join(map(str, stated))} of them given" * bool(stated)
             )
+        if stated and self.ends:
+            raise PlanError("pipeline ends count in an equal division, not where first or last layers are given")
 
     def untrained(self, plan: Plan) -> str:
-        return "with tensor, context, pipeline or expert parallel" if self.model_parallel * self.expert > 1 else ""
+        others = {"context": self.context, "pipeline": self.pipeline, "expert": self.expert}
+        if more := next((name for name, degree in others.items() if degree > 1), ""):
+            return f"with {more} parallel"
+        if self.tensor == 1:
+            return ""
+        if plan.strategy != "single" or plan.model.family != "llama" or plan.model.tied:
+            return "with tensor parallel but Llama alone, with strategy single and a head of its own"
+        if plan.model.fused_qkv or plan.model.biases or plan.model.qk_norm:
+            return "with tensor parallel a Llama of other products"
+        return "with loss parallel" if self.loss_parallel else ""

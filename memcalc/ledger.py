@@ -13,14 +13,15 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from memcalc import ops
-from memcalc.adapted import adapting
+from memcalc.adapted import adapting, prompting
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
-from memcalc.parallel import Replicated, build_whole, flattened, make, resume, shard_units
+from memcalc.parallel import Replicated, Zero3, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
@@ -32,6 +33,7 @@ from memcalc.stages import stage as stage_of
 from memcalc.tape import Graph, Node, Tape, Tensor
 from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
+from memcalc.vocab_parallel import gather_logits
 
 __all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
 
@@ -76,6 +78,11 @@ def peaks(plan: Plan, micro_batches: list[int]) -> list[int]:
 def play(plan: Plan, stage: Stage) -> Skeleton:
     """One step of one stage, recorded."""
     step = _Step(plan, stage)
+    if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
+        rehearsal = _Step(replace(plan, accumulation=1), stage)
+        rehearsal.run()
+        assert isinstance(rehearsal.hooks, Zero3)
+        step.hooks.modules.follow(rehearsal.hooks.modules.seen)
     step.run()
     return step.tape.skeleton(CUDA_BLOCK if plan.device == "cuda" else 1)
 
@@ -106,13 +113,14 @@ class _Step:
             weights = [
                 Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
             ]
-        if stage.of > 1:
-            self.links = Links(plan, stage, self.crossing(weights))
-            weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
-        self.units = shard_units(weights, max(plan.checkpoint_every, 1))
+        self.links = Links(plan, stage, self.crossing(weights))
+        weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
+        runs = [part.stop - part.start for part in stage.chunks] if stage.of > 1 else []
+        self.units = shard_units(weights, max(plan.checkpoint_every, 1), runs)
         self.tape = self.new_tape(flattened(self.units) if plan.strategy_row.flat_units else weights)
         self.adapt()
         self.hooks: Replicated = make(self.tape, plan, self.units)
+        self.hooks.through_optimizer = stage.last
         self.tape.gradient = self.hooks.gradient
 
     def new_tape(self, weights: list[Weight]) -> Tape:
@@ -135,6 +143,7 @@ class _Step:
         """Adapters and what checkpoints keep, as the plan says."""
         tape, plan = self.tape, self.plan
         tape.adapt = adapting(plan.adapter)
+        tape.prompt = prompting(plan.adapter, plan.model.heads)
         if plan.checkpointing.policy == "matrix-products":
             tape.policy = matrix_products
         if plan.checkpointing.policy == "core-attention":
@@ -142,6 +151,8 @@ class _Step:
 
     def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of what one stage hands to the next: all blocks take what the first one takes."""
+        if self.stage.of == 1:
+            return (0,), "float32"
         self.tape = self.new_tape(weights)
         x = self.plan.family.enter(self.tape, self.local, self.make_batch()[0])
         return x.shape, x.dtype
@@ -152,14 +163,14 @@ class _Step:
         self.hooks.states()
         self.standing = plan.family.standing(tape, self.local)
         resume(tape, plan, self.hooks)
-        if stage.of > 1:
-            self.links.open(tape)
+        self.links.open(tape)
         self.batch = self.make_batch()
         where = (layout.schedule, stage.index, stage.of)
+        eager = plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch
         rounds = played(*where, plan.accumulation, layout.chunks)
         flights: dict[tuple[int, int], _Flight] = {}
         for forward, micro_batch, chunk in passes(*where, rounds, layout.chunks):
-            self.hooks.sync = micro_batch == rounds - 1
+            self.hooks.sync = micro_batch == rounds - 1 or eager
             since = tape.made
             if forward:
                 flights[micro_batch, chunk] = self.forward_pass(stage.chunks[chunk])
@@ -167,8 +178,7 @@ class _Step:
                     tape.repeat(since, plan.accumulation - rounds + 1)
             else:
                 self.backward_pass(stage.chunks[chunk], flights.pop((micro_batch, chunk)))
-        if stage.of > 1:
-            self.links.close()
+        self.links.close()
         tape.moment = "step"
         if plan.update.clip:
             self.hooks.clip()
@@ -183,8 +193,12 @@ class _Step:
             targets = (1,) if plan.model.classes else (plan.tokens,)
         else:
             inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
+        # One process takes the samples of all its GPUs, of which each replica sees its own.
+        times = plan.ranks if plan.strategy_row.one_process else 1
+        targets = (targets[0] * times,)
+        held = tape.allocate("inputs", (inputs[0] * times,), dtype, "inputs")
         return (
-            Tensor(tape.allocate("inputs", inputs, dtype, "inputs"), inputs, dtype, None),
+            Tensor(held, inputs, dtype, None),
             Tensor(tape.allocate("targets", targets, "int64", "inputs"), targets, "int64", None),
         )
 
@@ -204,17 +218,18 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if self.plan.layout.copied_logits or self.plan.loss.float32_output:
+                if not self.plan.family.opaque:
+                    output = hooks.gather_outputs(output)
+                if self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
                 opaque = self.plan.family.opaque
+                self.links.keep_logits(output)
                 loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
                 if self.plan.loss.converted:
                     wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
                     del wide
-                if self.plan.keep_logits or self.plan.layout.copied_logits:
+                if self.plan.keep_logits:
                     flight.kept.append(output.storage)
-                if self.stage.of > 1:
-                    self.links.keep_logits(output)
                 del output
                 flight.output = loss
             else:
@@ -254,7 +269,7 @@ class _Step:
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
             x = self.segment(blocks[first : first + every], x, self.checkpoints((part.start + first) // every))
-        return plan.family.leave(tape, plan, x) if part.last else x
+        return gather_logits(tape, plan.family.leave(tape, plan, x)) if part.last else x
 
     def checkpoints(self, index: int) -> bool:
         """The blocks of this index, counted by units, are checkpointed as a whole."""

@@ -107,7 +107,7 @@ def _rms_norm_composite(t: Tape, x: Tensor, name: str, *, python: bool) -> Tenso
     t.save(node, x.storage)
     square = wide("square")
     mean = narrow("mean")
-    rstd = Tensor(narrow("rstd"), rows, "float32", node)
+    rstd = Tensor(t.allocate(f"{name} rstd", rows, "float32", "activations"), rows, "float32", node)
     t.save(node, rstd.storage)
     del square, mean
     node = t.node([edge(x), edge(rstd)], normalise_backward)

@@ -24,6 +24,10 @@ def communicators(plan: Plan) -> dict[str, int]:
     Each makes one NCCL communicator at its first collective (ProcessGroupNCCL.cpp, initNCCLComm); two groups
     share none, because torch sets no ``splitShare`` (pytorch#129865).
 
+    Megatron and DeepSpeed have a barrier of all ranks, take norms over tensor and pipeline ranks together, and sum the
+    gradients of a tied head over first and last stage (megatron/core/parallel_state.py and distributed/
+    finalize_model_grads.py; deepspeed/runtime/pipe/engine.py, module.py and topology.py).
+
     >>> from memcalc.models import MODELS
     >>> communicators(Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1, ranks=8, strategy="ddp"))
     {'data': 8}
@@ -36,6 +40,13 @@ def communicators(plan: Plan) -> dict[str, int]:
         "pipeline": layout.pipeline,
         "expert": layout.expert,
     }
+    engine = plan.strategy_row.engine
+    if layout.model_parallel > 1 and engine in ("megatron", "deepspeed"):
+        groups |= {"model": layout.tensor * layout.pipeline, "world": plan.ranks}
+        if layout.pipeline > 1 and plan.model.tied:
+            groups["tied head"] = 2
+        if engine == "deepspeed":  # a second group of the same ranks, for what its pipeline engine partitions
+            groups["slice"] = layout.tensor if layout.pipeline > 1 else 1
     return {name: size for name, size in groups.items() if size > 1}
 
 

@@ -75,7 +75,7 @@ class Links:
 
     def keep_logits(self, output: Tensor) -> None:
         """The last stage's outputs, which some engines hold on to."""
-        if self.engine.keeps_logits:
+        if self.engine.keeps_logits and (self.stage.of > 1 or self.plan.deepspeed.pipeline_engine):
             self.logits.append(output.storage)
 
     def receive_gradient(self, kept: list[Storage]) -> list[Storage]:

@@ -177,7 +177,7 @@ class Plan:
     @property
     def weights(self) -> list[Weight]:
         """Every parameter of the model, frozen ones and adapters included."""
-        return self.adapter.weights(self.family.weights(self.model))
+        return self.adapter.weights(self.family.weights(self.model), self.model.heads)
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -234,6 +234,12 @@ class Plan:
         return "efficient" if self.precision_row.compute == "float32" else "flash"
 
     @property
+    def reduce_dtype(self) -> str:
+        """dtype in which FSDP reduces gradients."""
+        named = {"weights": self.precision_row.weights, "compute": self.precision_row.compute}
+        return named.get(self.fsdp.reduce_dtype, "float32")
+
+    @property
     def gathers_unknown_layers(self) -> bool:
         """Parameters are gathered layer by layer, but it is not known how many layers there are."""
         return self.strategy_row.gathers and self.family.opaque and not self.model.layers
@@ -266,8 +272,9 @@ class Plan:
 
     @property
     def shards(self) -> int:
-        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights."""
-        return self.data_parallel * self.layout.context
+        """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights, or
+        with replicas those of one."""
+        return self.data_parallel * self.layout.context // self.fsdp.groups(self)
 
     @property
     def global_batch(self) -> int:

@@ -107,7 +107,7 @@ def replayed(
 def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     """Allocations and frees from construction through ``steps`` steps, as ``(ident, bytes)``.
 
-    The optimizer makes its states in the first step, unless they are there before it: because they were loaded, or
+    The first backward makes the gradients that are kept, and the optimizer makes its states in the first step, unless they are there before it: because they were loaded, or
     because they go with master copies, as in DeepSpeed (initialize_optimizer_states) and Megatron.
 
     In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
@@ -117,7 +117,9 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     events, states, body = _parts(timeline, lazy)
     size = len(timeline.names)
     made = {ident for ident, delta in body if delta > 0}
-    inherited = _inheritance(timeline, body)
+    inherited, first_gradients = _inheritance(timeline, body), _first_gradients(timeline, events, body)
+    kept = set(first_gradients.values())
+    events = [event for event in events if event[0] not in kept]
     moments = timeline.moment.tolist()[len(timeline.moment) - len(body) :]
     update = moments.index(_STEP) if _STEP in moments else len(body)
     before, after = delayed(plan, timeline.names, body[:update]), body[update:]
@@ -125,7 +127,10 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
         for index, (ident, delta) in enumerate([*before, *after]):
             if step == 1 and index == len(before):
                 events += states
-            if ident in made:
+            if step == 1 and ident in first_gradients:
+                if delta > 0:
+                    events.append((first_gradients[ident], delta))
+            elif ident in made:
                 events.append((ident + step * size, delta))
             elif step > 1 and ident in inherited:
                 events.append((inherited[ident] + (step - 1) * size, delta))
@@ -149,6 +154,23 @@ def _parts(timeline: Timeline, lazy: bool) -> tuple[list[Event], list[Event], li
         return [event for event, _ in before], [], body
     construction = [event for event, kind in before if kind != _OPTIMIZER]
     return construction, [event for event, kind in before if kind == _OPTIMIZER], body
+
+
+def _first_gradients(timeline: Timeline, construction: list[Event], body: list[Event]) -> dict[int, int]:
+    """Gradients that are zeroed and not freed: what the first backward makes becomes the one that is kept.
+
+    The ident of a gradient that later steps add to the kept one and free, and the ident of that one. Where it lies
+    in memory was decided in the first backward, among activations, and all later ones have to do with it.
+    """
+    gradients = CATEGORIES.index("gradients")
+    kinds = dict(zip(timeline.ident.tolist(), timeline.category.tolist(), strict=True))
+    kept = {timeline.names[ident]: (ident, size) for ident, size in construction if kinds[ident] == gradients}
+    found = {}
+    for ident, size in body:
+        name = timeline.names[ident]
+        if kinds[ident] == gradients and size > 0 and kept.get(name, (0, 0))[1] == size:
+            found[ident] = kept.pop(name)[0]
+    return found
 
 
 def _inheritance(timeline: Timeline, body: list[Event]) -> dict[int, int]:

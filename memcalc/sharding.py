@@ -9,7 +9,17 @@ from collections.abc import Sequence
 
 from memcalc.spec import Weight
 
-__all__ = ["ddp_buckets", "fullest", "greedy_partition", "partition_slices", "rows_per_rank"]
+__all__ = [
+    "ddp_buckets",
+    "flat_layout",
+    "fullest",
+    "greedy_partition",
+    "partition_slices",
+    "round_robin",
+    "rows_per_rank",
+    "sub_groups",
+    "zero_partition",
+]
 
 
 def rows_per_rank(shape: tuple[int, ...], ranks: int) -> tuple[int, ...]:
@@ -75,6 +85,29 @@ def ddp_buckets(weights: Sequence[Weight], itemsize: int, bucket_mb: int) -> lis
     return [*buckets, size] if size else buckets
 
 
+def zero_partition(numel: int, ranks: int) -> int:
+    """Elements of the flat buffer of all weights that DeepSpeed's ZeRO 1 and 2 give each rank, padding included.
+
+    Source: deepspeed/runtime/zero/stage_1_and_2.py, ``nccl_start_alignment_factor`` of 2 and
+    ``flatten_dense_tensors_aligned``: the buffer is padded to a multiple of two elements per rank.
+
+    >>> zero_partition(17, 4)
+    6
+    """
+    return -(-numel // (2 * ranks)) * 2
+
+
+def round_robin(weights: Sequence[Weight], ranks: int) -> list[Weight]:
+    """The order of ZeRO's flat buffer with ``round_robin_gradients``: every N-th weight comes to the same rank.
+
+    Source: deepspeed/runtime/zero/stage_1_and_2.py, ``_round_robin_reorder``.
+
+    >>> [weight.name for weight in round_robin([Weight(name, (1,)) for name in "abcde"], 2)]
+    ['a', 'c', 'e', 'b', 'd']
+    """
+    return [weight for rank in range(ranks) for weight in weights[rank::ranks]]
+
+
 def partition_slices(order: Sequence[Weight], partition: int) -> dict[str, list[tuple[int, int]]]:
     """``(rank, elements)`` of each weight's slices when the weights lie end to end in a buffer cut by ranks.
 
@@ -92,3 +125,45 @@ def partition_slices(order: Sequence[Weight], partition: int) -> dict[str, list[
             start = stop
         slices[weight.name] = found
     return slices
+
+
+def flat_layout(weights: Sequence[Weight], ranks: int, aligned: int) -> tuple[int, list[list[int]]]:
+    """Elements of FSDP 1's flat parameter, and how many of each weight lie in each rank's shard.
+
+    Every weight begins at a multiple of ``aligned`` elements (16 bytes under ``use_orig_params``, else 1), and the
+    end is padded to a multiple of ``ranks``. Source: torch/distributed/fsdp/_flat_param.py,
+    ``_init_flat_param_and_metadata`` and ``_get_shard``.
+
+    >>> flat_layout([Weight("a", (3,)), Weight("b", (4,))], 2, 4)
+    (8, [[3, 0], [0, 4]])
+    """
+    starts, end = [], 0
+    for weight in weights:
+        start = -(-end // aligned) * aligned
+        starts.append(start)
+        end = start + weight.numel
+    size = -(-end // ranks) * ranks
+    shard = size // ranks
+    return size, [
+        [max(0, min(start + w.numel, (rank + 1) * shard) - max(start, rank * shard)) for rank in range(ranks)]
+        for w, start in zip(weights, starts, strict=True)
+    ]
+
+
+def sub_groups(weights: Sequence[Weight], ranks: int, limit: int) -> list[int]:
+    """Elements of a rank in each group of weights that DeepSpeed's stage 3 updates at a time.
+
+    Each weight is divided for itself, rounded up. Source: deepspeed/runtime/zero/stage3.py,
+    ``_create_fp16_sub_groups``: a group closes once it has reached the limit.
+
+    >>> sub_groups([Weight("a", (7,)), Weight("b", (4,)), Weight("c", (2,))], 2, 5)
+    [6, 1]
+    """
+    sizes = [-(-weight.numel // ranks) for weight in weights]
+    groups, size = [], 0
+    for part in sizes:
+        size += part
+        if size >= limit:
+            groups.append(size)
+            size = 0
+    return [*groups, size] if size else groups

@@ -42,15 +42,24 @@ class Stage:
         return sum(chunk.stop - chunk.start for chunk in self.chunks)
 
 
-def split(blocks: int, parts: int, ends: bool = False) -> list[int]:
+def split(blocks: int, parts: int, ends: bool = False, first: int = 0, last: int = 0) -> list[int]:
     """Blocks of each part in order; earlier parts have one more where it does not divide.
+
+    ``first`` and ``last`` are given (Megatron-LM's ``--decoder-first-pipeline-num-layers``) unless they are 0.
 
     ``ends``: embedding and head count as a block each (DeepSpeed's ``type:transformer|embedding``; Megatron-LM's
     ``--account-for-embedding-in-pipeline-split`` and ``--account-for-loss-in-pipeline-split``).
 
-    >>> split(10, 4), split(10, 4, ends=True), split(70, 12, ends=True)[:2]
-    ([3, 3, 2, 2], [2, 3, 3, 2], [5, 6])
+    >>> split(10, 4), split(10, 4, ends=True), split(70, 12, ends=True)[:2], split(12, 4, first=2, last=2)
+    ([3, 3, 2, 2], [2, 3, 3, 2], [5, 6], [2, 4, 4, 2])
     """
+    if first or last:
+        middle = parts - bool(first) - bool(last)
+        return (
+            [first] * bool(first) + split(blocks - first - last, middle) + [last] * bool(last)
+            if middle
+            else [first, last]
+        )
     each, more = divmod(blocks + 2 * ends, parts)
     sizes = [each + (part < more) for part in range(parts)]
     if ends:
@@ -63,7 +72,9 @@ def stage(plan: Plan, index: int) -> Stage:
     """One rank of the plan's pipeline; without one, stage 0 is everything."""
     layout = plan.layout
     parts = layout.pipeline * layout.chunks
-    sizes = split(max(plan.model.blocks, 1), parts, layout.ends)  # what is known by its size alone is one block
+    sizes = split(
+        max(plan.model.blocks, 1), parts, layout.ends, layout.first_layers, layout.last_layers
+    )  # what is known by its size alone is one block
     starts = [sum(sizes[:part]) for part in range(parts)]
     return Stage(
         index=index,

@@ -24,6 +24,12 @@ class Strategy:
     """Frees a block's gathered parameters after its forward pass and gathers them again for backward."""
     buckets: bool = False
     """DDP's flat gradient buckets, kept for the whole run."""
+    zero_stage: int | None = None
+    """DeepSpeed's ZeRO stage, 0 to 3."""
+    replicates: bool = False
+    """Shards within a group of ranks and keeps a copy of the shards in every group (HSDP)."""
+    one_process: bool = False
+    """One process drives all GPUs; the first of them holds the batch, the outputs and the loss of all."""
     flat_units: bool = False
     """FSDP 1's flat parameters: a unit's gradients are put together at the end of its backward."""
     main_grads: bool = False
@@ -37,8 +43,8 @@ class Strategy:
 
     @property
     def gathers(self) -> bool:
-        """Parameters are gathered block by block before use."""
-        return self.shards_parameters
+        """FSDP gathers parameters unit by unit before use; DeepSpeed's stage 3 does so module by module."""
+        return self.shards_parameters and self.zero_stage is None
 
 
 STRATEGIES: Catalog[Strategy] = Catalog(
@@ -50,6 +56,11 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             summary="a full copy per rank; gradients are averaged through buckets",
             buckets=True,
             backend="ddp",
+        ),
+        Strategy(
+            name="data-parallel",
+            summary="one process for all GPUs (nn.DataParallel); the first one also takes all outputs and the loss",
+            one_process=True,
         ),
         Strategy(
             name="zero-1",
@@ -82,6 +93,60 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             backend="fsdp",
         ),
         Strategy(
+            name="fsdp-hybrid-shard-grad-op",
+            summary="fsdp-shard-grad-op within a group of ranks, a copy in every group (_HYBRID_SHARD_ZERO2)",
+            shards_parameters=True,
+            shards_gradients=True,
+            shards_optimizer=True,
+            replicates=True,
+            backend="fsdp",
+        ),
+        Strategy(
+            name="fsdp-hybrid-shard",
+            summary="fsdp-full-shard within a group of ranks, a copy of the shards in every group (HSDP)",
+            shards_parameters=True,
+            shards_gradients=True,
+            shards_optimizer=True,
+            reshards=True,
+            replicates=True,
+            backend="fsdp",
+        ),
+        Strategy(
+            name="deepspeed-0",
+            summary="DeepSpeed with nothing divided (ZeRO stage 0)",
+            zero_stage=0,
+            masters=True,
+            engine="deepspeed",
+        ),
+        Strategy(
+            name="deepspeed-1",
+            summary="DeepSpeed with master copies and states divided (ZeRO stage 1)",
+            shards_optimizer=True,
+            zero_stage=1,
+            masters=True,
+            engine="deepspeed",
+        ),
+        Strategy(
+            name="deepspeed-2",
+            summary="DeepSpeed with gradients divided as well (ZeRO stage 2)",
+            shards_gradients=True,
+            shards_optimizer=True,
+            zero_stage=2,
+            masters=True,
+            engine="deepspeed",
+        ),
+        Strategy(
+            name="deepspeed-3",
+            summary="DeepSpeed with parameters divided as well, gathered module by module (ZeRO stage 3)",
+            shards_parameters=True,
+            shards_gradients=True,
+            shards_optimizer=True,
+            reshards=True,
+            zero_stage=3,
+            masters=True,
+            engine="deepspeed",
+        ),
+        Strategy(
             name="megatron-ddp",
             summary="Megatron-LM: a full copy per rank; gradients are summed in one buffer",
             main_grads=True,
@@ -98,6 +163,13 @@ STRATEGIES: Catalog[Strategy] = Catalog(
         ),
     ],
     aliases={
+        "dp": "data-parallel",
+        "hybrid_shard": "fsdp-hybrid-shard",
+        "_hybrid_shard_zero2": "fsdp-hybrid-shard-grad-op",
+        "hsdp": "fsdp-hybrid-shard",
+        "zero-0": "deepspeed-0",
+        "zero-2": "deepspeed-2",
+        "zero-3": "deepspeed-3",
         "full_shard": "fsdp-full-shard",
         "shard_grad_op": "fsdp-shard-grad-op",
         "no_shard": "fsdp-no-shard",

@@ -24,7 +24,7 @@ from memcalc.layout import Layout
 from memcalc.recorder import Parked, Recorder, Storage
 from memcalc.spec import Weight
 
-__all__ = ["Adapts", "Edge", "Gradient", "Graph", "Linear", "Node", "Tape", "Tensor"]
+__all__ = ["Adapts", "Edge", "Gradient", "Graph", "Linear", "Modules", "Node", "Tape", "Tensor"]
 
 
 # torchtune/training/_activation_offloading.py, max_fwd_stash_size: saved tensors that stay until they are copied.
@@ -109,6 +109,16 @@ class Region:
         """Outputs of the operations that were asked about, in their order; None where it was not kept."""
 
 
+class Modules:
+    """What a strategy does around every operation that has weights: nothing."""
+
+    def enter(self, weights: list[Weight], forward: bool) -> None:
+        """Before the operation runs."""
+
+    def leave(self, weights: list[Weight], forward: bool) -> None:
+        """When its output is there; in backward, when its gradients have been handed on."""
+
+
 class _Stop(Exception):
     """Raised inside a recomputation once everything the nodes had saved is there again."""
 
@@ -161,6 +171,8 @@ class Tape(Recorder):
         self.chunks: list[Tensor] = []
         """Logits that go before the model's output, where the head is computed chunk by chunk."""
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
+        self.modules: Modules | None = None
+        self._module: tuple[Node, list[Weight]] | None = None
         self.adapt: Adapts | None = None
         """What stands in place of a linear layer; None where nothing does."""
         self._nodes: list[Node] = []
@@ -172,6 +184,8 @@ class Tape(Recorder):
         """What checkpoints keep; None keeps nothing but their input."""
         self._region: Region | None = None
         self._again: list[list[Storage] | None] | None = None
+        self.prompt: Callable[[Tape, Tensor, Tensor, str], Tensor] | None = None
+        """``(tape, queries, attention's output, name)``: what an adapter adds to attention; None where nothing is."""
         self.core: Callable[..., Tensor] | None = None
         """What runs attention in place of a plain call, where a checkpoint is put around it alone."""
         self._replay: Iterator[tuple[Node, int]] | None = None
@@ -183,15 +197,30 @@ class Tape(Recorder):
 
     def output(self, name: str, shape: tuple[int, ...], dtype: str, node: Node, slot: int = 0) -> Tensor:
         """A new activation that ``node`` produces."""
-        return Tensor(self.allocate(name, shape, dtype, "activations"), shape, dtype, node, slot)
+        tensor = Tensor(self.allocate(name, shape, dtype, "activations"), shape, dtype, node, slot)
+        if self._module is not None and self._module[0] is node:
+            self._leave_module()
+        return tensor
+
+    def _leave_module(self) -> None:
+        if self._module is not None and self.modules is not None:
+            self.modules.leave(self._module[1], True)
+        self._module = None
 
     # -- graph -------------------------------------------------------------------------------------
 
     def node(self, edges: list[Edge], backward: Backward, outputs: int = 1) -> Node:
         """A node for the operation about to run. Weight edges are counted, so that a shared weight's
         gradient is handed over once, when its last part has arrived."""
+        if self.modules is not None and (weights := [edge for edge in edges if isinstance(edge, Weight)]):
+            self._leave_module()
+            self.modules.enter(weights, True)
+        else:
+            weights = []
         edges = [None if isinstance(edge, Weight) and not edge.trainable else edge for edge in edges]
         node = Node(edges, backward, outputs, live=any(edge is not None for edge in edges))
+        if weights:
+            self._module = node, weights
         if node.live and self._grad_enabled and self._replay is None:
             self._nodes.append(node)
             node.region = self._region
@@ -264,6 +293,9 @@ class Tape(Recorder):
             grads, node.grads = node.grads, []
             if all(grad is None for grad in grads):
                 continue
+            weights = [edge for edge in node.edges if isinstance(edge, Weight)] if self.modules else []
+            if self.modules and weights:
+                self.modules.enter(weights, False)
             if node.region is not None and not node.region.ready and node.saved:
                 self._recompute(node.region)
             back = self._fetch(node) if self.offloads else []
@@ -281,6 +313,8 @@ class Tape(Recorder):
                 elif isinstance(edge, tuple) and result is not None:
                     self._receive(edge[0].grads, edge[1], result)
                 del result
+            if self.modules and weights:
+                self.modules.leave(weights, False)
         self._back = []
 
     def _receive(self, grads: list[Gradient], slot: int, grad: Storage) -> None:

@@ -69,7 +69,7 @@ def local(plan: Plan) -> Plan:
     layout = plan.layout
     if layout == Layout():
         return plan
-    ranks = plan.shards if plan.strategy_row.parallel else 1
+    ranks = plan.data_parallel * layout.context if plan.strategy_row.parallel else 1
     return dataclasses.replace(
         plan,
         model=split_model(plan.model, layout),

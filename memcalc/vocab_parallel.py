@@ -31,8 +31,8 @@ def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:
 
 
 def gather_logits(t: Tape, logits: Tensor) -> Tensor:
-    """All ranks' columns of the logits; the gradient is a copy of this rank's own columns."""
-    if t.layout.tensor == 1:
+    """All ranks' columns of the logits, where the loss needs them; the gradient is a copy of this rank's own columns."""
+    if t.layout.tensor == 1 or t.layout.loss_parallel or t.reduces_in_place:
         return logits
     shape, dtype = logits.shape, logits.dtype
     whole = (*shape[:-1], shape[-1] * t.layout.tensor)
@@ -47,11 +47,11 @@ def gather_logits(t: Tape, logits: Tensor) -> Tensor:
     return gathered
 
 
-def in_place_loss(t: Tape, logits: Tensor, *, copied: bool) -> Tensor:
+def in_place_loss(t: Tape, logits: Tensor) -> Tensor:
     """Megatron's vocabulary-parallel cross-entropy: the maximum is subtracted from float32 logits in place, and they
     become the softmax, which becomes their gradient.
 
-    bigscience-workshop/Megatron-DeepSpeed megatron/mpu/cross_entropy.py works on a ``copied`` tensor instead.
+    Source: megatron/mpu/cross_entropy.py from March 2020 on, and megatron/core/tensor_parallel/cross_entropy.py.
     """
     shape, low, tokens = logits.shape, logits.dtype, logits.shape[:-1]
 
@@ -61,7 +61,7 @@ def in_place_loss(t: Tape, logits: Tensor, *, copied: bool) -> Tensor:
 
     node = t.node([edge(logits)], backward)
     softmax = logits.storage
-    if low != "float32" or copied:
+    if low != "float32":
         softmax = t.allocate("softmax of the logits", shape, "float32", "activations")
     for part in ("largest logit", "logit of the target", "sum of exponentials"):
         held = t.allocate(part, tokens, "float32", "temporary")

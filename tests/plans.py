@@ -12,10 +12,13 @@ from hypothesis import strategies as st
 from memcalc.adapters import TARGETS, Adapter
 from memcalc.checkpointing import POLICIES, Checkpointing
 from memcalc.compute import FLOAT8, Compute
+from memcalc.deepspeed import DeepSpeed
+from memcalc.fsdp import Fsdp
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
 from memcalc.loss import LOSS_FORMS, Loss
 from memcalc.models import FAMILIES, MODELS, Model
+from memcalc.offload import Offload
 from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
@@ -31,7 +34,9 @@ __all__ = [
     "berts",
     "checkpointings",
     "decoders",
+    "deepspeeds",
     "divided",
+    "fsdps",
     "gpt2s",
     "implementations",
     "llamas",
@@ -41,6 +46,7 @@ __all__ = [
     "models",
     "moes",
     "named_models",
+    "offloads",
     "pipelines",
     "plans",
     "precisions",
@@ -228,7 +234,7 @@ def worlds(draw: st.DrawFn, max_ranks: int = 8) -> tuple[str, int, int]:
 def precisions(strategy: str) -> list[str]:
     """The precisions a strategy can train in."""
     row = STRATEGIES[strategy]
-    if row.main_grads:
+    if row.main_grads or row.zero_stage is not None:
         return [each.name for each in PRECISIONS.values() if each.master or each.name == "fp32"]
     return [each.name for each in PRECISIONS.values() if row.masters or not each.master]
 
@@ -239,6 +245,24 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
     if device == "cuda":
         return [*kinds, "efficient"] + ["flash"] * (PRECISIONS[precision].compute != "float32")
     return kinds + ["flash"] * (not dropout)
+
+
+@st.composite
+def fsdps(draw: st.DrawFn, strategy: str, ranks: int, adapter: Adapter) -> Fsdp:
+    """FSDP's fields, with replicas that divide the ranks where there are any."""
+    row = STRATEGIES[strategy]
+    if not row.gathers:
+        return Fsdp()
+    replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
+    return Fsdp(
+        version="2" if adapter.freezes else draw(st.sampled_from(["1", "2"])),
+        replicas=replicas,
+        reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
+        forward_prefetch=draw(st.booleans()),
+        backward_prefetch=draw(st.sampled_from(["pre", "post", "none"])),
+        original_parameters=draw(st.booleans()),
+        sync_every_micro_batch=draw(st.booleans()),
+    )
 
 
 @st.composite
@@ -257,6 +281,44 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
         input_gradients=draw(st.booleans()),
         quantize=quantize,
         quantized_saves_input=draw(st.booleans()),
+    )
+
+
+@st.composite
+def deepspeeds(draw: st.DrawFn, strategy: str) -> DeepSpeed:
+    """DeepSpeed's fields, with buckets and thresholds that small models fill."""
+    if STRATEGIES[strategy].zero_stage is None:
+        return DeepSpeed()
+    sizes = st.sampled_from([1, 100, 5_000, 10**6, 10**9])
+    return DeepSpeed(
+        reduce_bucket_size=draw(sizes),
+        overlap_comm=draw(st.sampled_from(["auto", "on", "off"])),
+        contiguous_gradients=draw(st.booleans()),
+        reduce_scatter=draw(st.booleans()),
+        round_robin_gradients=draw(st.booleans()),
+        grad_accum_dtype=draw(st.sampled_from(["weights", "float32"])),
+        flatten=draw(st.sampled_from(["device", "host"])),
+        persistence_threshold=draw(st.sampled_from([0, 50, 10**5])),
+        prefetch_bucket_size=draw(st.sampled_from([0, 100, 10**6])),
+        max_live_parameters=draw(sizes),
+        max_reuse_distance=draw(sizes),
+        sub_group_size=draw(sizes),
+    )
+
+
+@st.composite
+def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, adapter: Adapter) -> Offload:
+    """What the strategy can offload from a GPU."""
+    row = STRATEGIES[strategy]
+    if device == "cpu" or adapter.freezes or not (row.gathers or row.zero_stage) or draw(st.booleans()):
+        return Offload()
+    if row.gathers:
+        return Offload(optimizer="cpu", parameters="cpu")
+    places = ["none", "cpu", "nvme"] if row.zero_stage == 3 else ["none", "cpu"]
+    return Offload(
+        optimizer=draw(st.sampled_from(places)) if optimizer in ("adam", "adamw") else "none",
+        parameters=draw(st.sampled_from(places)) if row.zero_stage == 3 else "none",
+        pin_memory=draw(st.booleans()),
     )
 
 
@@ -313,7 +375,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    layout = draw(pipelines(chosen)) if reads == "tokens" and FAMILIES[chosen.family].sequences == 1 else Layout()
+    one_sequence = reads == "tokens" and FAMILIES[chosen.family].sequences == 1
+    whole = STRATEGIES[strategy].one_process or (STRATEGIES[strategy].zero_stage or 0) > 1
+    layout = draw(pipelines(chosen)) if one_sequence and not whole else Layout()
     ranks *= layout.pipeline
     row = STRATEGIES[strategy]
     gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer)
@@ -334,8 +398,10 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
     offloads = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
-    loss = draw(losses(device, tokens, scaled)) if tokens and not chosen.classes else Loss()
+    loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
+    if row.zero_stage is not None and (adapter.quantize != "none" or adapter.dtype != "weights"):
+        adapter = Adapter()
     if adapter != Adapter():
         update = dataclasses.replace(update, ema="none")
     return Plan(
@@ -366,6 +432,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         update=update,
         compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=offloads),
         device=device,
+        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter)),
+        deepspeed=draw(deepspeeds(strategy)),
+        offload=Offload() if layout.pipeline > 1 else draw(offloads(strategy, optimizer.name, device, adapter)),
         implementation=draw(implementations(chosen)),
         allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
@@ -401,13 +470,13 @@ def divided(draw: st.DrawFn) -> Plan:
     layout = Layout(
         tensor=tensor, sequence=tensor > 1 and draw(st.booleans()), context=context,
         loss_parallel=tensor > 1 and not megatron and draw(st.booleans()),
-        copied_logits=megatron and draw(st.booleans()),
     )  # fmt: skip
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
         drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
+        adapter=Adapter(), checkpointing=Checkpointing(),
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
-        loss_dtype="float32", keep_logits=False, compute=Compute(),
+        adapter=Adapter(), loss_dtype="float32", keep_logits=False, compute=Compute(),
     )  # fmt: skip

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+from functools import cache
 
-from memcalc.bench.rows import COLUMNS, METERS, Row
+from memcalc.bench.rows import COLUMNS, METERS, Row, read_rows
+from memcalc.bench.run import score
+from memcalc.bench.score import Score
 from memcalc.bench.words import say
+from memcalc.cli.bench import FACTS
 from memcalc.plan import Plan
 
-__all__ = ["GPT2", "LLAMA", "MLP", "lacks_of", "plan_of", "row_of", "text_of"]
+__all__ = ["GPT2", "LLAMA", "MLP", "facts", "lacks_of", "plan_of", "row_of", "text_of"]
 
 # One run said in full: GPT-2 small in bfloat16 on one card.
 GPT2 = {
@@ -51,3 +55,10 @@ def plan_of(base: dict[str, str] = GPT2, **cells: str) -> Plan:
 
 def lacks_of(base: dict[str, str] = GPT2, **cells: str) -> list[str]:
     return [lack.reason for lack in say(row_of(base, **cells)).lacks]
+
+
+@cache
+def facts() -> tuple[list[Row], list[Score]]:
+    """The facts that come with memcalc, and what the bench says of each; they take half a minute."""
+    rows = read_rows(FACTS)
+    return rows, [score(row) for row in rows]

@@ -5,8 +5,10 @@ Rules are those of c10/cuda/CUDACachingAllocator.cpp; the function that states o
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass, field
+from typing import cast
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.replay import replay
 from memcalc.reserved import replayed, run
-from memcalc.streams import STREAMS, stream_of
+from memcalc.streams import STREAMS, delayed, stream_of
 
 MIB = 2**20
 KIB = 2**10
@@ -594,6 +596,51 @@ def test_the_optimizers_states_come_after_the_first_backward() -> None:
     assert states == list(range(states[0], states[-1] + 1))
     before = {timeline.names[ident % len(timeline.names)] for ident, _ in events[: states[0]]}
     assert any(name.endswith(" gradient") for name in before)
+
+
+def test_kept_gradients_come_in_the_first_backward() -> None:
+    plan = dataclasses.replace(NAMED["single"], set_to_none=False)
+    timeline = ledger(plan)
+    size, events = len(timeline.names), run(plan, timeline, 2)
+    kept = [
+        i
+        for i, (ident, delta) in enumerate(events)
+        if ident < size and delta > 0 and timeline.names[ident].endswith(" gradient")
+    ]
+    assert len(kept) == len(plan.family.weights(plan.model))
+    first_activation = next(i for i, (ident, _) in enumerate(events) if timeline.names[ident % size].startswith("h.0"))
+    assert kept[0] > first_activation + 1
+    # They stay: nothing of the construction is freed, and the second backward makes others to add to them.
+    assert not {ident for ident, delta in events if delta < 0 and ident < size} & {events[i][0] for i in kept}
+    second = [timeline.names[ident - 2 * size] for ident, delta in events if ident >= 2 * size and delta > 0]
+    assert sum(name.endswith(" gradient") for name in second) >= len(kept)
+
+
+class _Fsdp1:
+    """What streams.py reads of a plan with FSDP 1."""
+
+    strategy_row = NAMED["fsdp"].strategy_row
+
+    class fsdp:
+        version = "1"
+
+
+def test_under_fsdp_1_gathers_are_free_two_units_later() -> None:
+    """_limiter_utils.py: the third gather waits until the first unit's buffer is free, so the pool holds two or three."""
+    names = [f"h.{unit} gather" for unit in range(4)]
+    events = [(unit, sign * 100) for unit in range(4) for sign in (1, -1)]
+    plan = cast(Plan, _Fsdp1)
+    assert stream_of(plan, names) == dict.fromkeys(range(4), 3)
+    moved = delayed(plan, names, events)
+    assert moved == [(0, 100), (1, 100), (0, -100), (2, 100), (1, -100), (3, 100), (2, -100), (3, -100)]
+    assert delayed(NAMED["fsdp"], names, events) == events, "FSDP 2 waits for events of its own"
+    gathered = replay([(ident, size * MIB) for ident, size in moved]).peak_reserved
+    assert gathered == 200 * MIB == 2 * replay([(ident, size * MIB) for ident, size in events]).peak_reserved
+
+
+def test_under_fsdp_1_what_is_reduced_is_made_on_a_stream_of_its_own() -> None:
+    names = ["h.0 flat gradient", "h.0 gradient to reduce", "h.0 shards gradient", "h.0 cast shard", "logits"]
+    assert stream_of(cast(Plan, _Fsdp1), names) == {1: 2, 2: 2, 3: 1}
 
 
 def test_collectives_of_fully_shard_have_streams_of_their_own() -> None:

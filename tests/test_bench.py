@@ -13,15 +13,15 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.bench.rows import COLUMNS, read_rows
+from memcalc.bench import run
+from memcalc.bench.rows import COLUMNS
 from memcalc.bench.run import by_meter, by_source, reasons, score
 from memcalc.bench.score import Score, percentile, summarise, worst
 from memcalc.cli.app import app
-from memcalc.cli.bench import FACTS
 from memcalc.estimate import estimate
 from memcalc.hardware import GPUS
 from memcalc.reserved import replayed
-from tests.published_rows import GPT2, MLP, plan_of, row_of, text_of
+from tests.published_rows import GPT2, MLP, facts, plan_of, row_of, text_of
 
 
 def test_a_score_by_hand() -> None:
@@ -185,31 +185,40 @@ def test_no_cell_breaks_the_bench(changes: list[tuple[str, str]]) -> None:
     assert (found.skipped is None) == (found.estimated_gib is not None)
 
 
-# what has been reached; no constant of memcalc is fitted to them. Lower them when a term is added.
+# Percent, median and 90th percentile of the absolute errors over the facts that come with memcalc: today's figures
+# rounded up. They guard what has been reached; no constant of memcalc is fitted to them. Lower them with each new term.
 REACHED = {
-    ("foundation-model-stack/fms-acceleration", "allocated"): 1,
-    ("itu-rad/GPUMemNet", "device"): 3,
-    ("Lightning-AI/lightning-thunder", "allocated"): 3,
-    ("Lightning-AI/litgpt", "allocated"): 8,
-    ("Lightning-AI/pytorch-lightning", "allocated"): 1,
-    ("pytorch/torchtitan", "allocated"): 11,
-    ("pytorch/torchtitan", "reserved"): 11,
+    ("foundation-model-stack/fms-acceleration", "allocated"): (1, 2),
+    ("foundation-model-stack/fms-acceleration", "device"): (2, 15),
+    ("huggingface/transformers", "device"): (9, 14),
+    ("itu-rad/GPUMemNet", "device"): (3, 11),
+    ("Lightning-AI/lightning-thunder", "allocated"): (3, 5),
+    ("Lightning-AI/litgpt", "allocated"): (2, 2),
+    ("Lightning-AI/pytorch-lightning", "allocated"): (1, 2),
+    ("NVIDIA/Megatron-LM", "allocated"): (1, 2),
+    ("open-mmlab/mmaction2", "allocated"): (1, 1),
+    ("pytorch/ao", "allocated"): (1, 1),
+    ("pytorch/torchtitan", "allocated"): (2, 2),
+    ("pytorch/torchtitan", "reserved"): (3, 13),
+    ("pytorch/torchtune", "allocated"): (2, 3),
 }
 
 
 def test_accuracy_on_published_facts_is_not_lost() -> None:
-    rows = read_rows(FACTS)
-    scores = [score(row) for row in rows]
+    rows, scores = facts()
     assert [found.skipped for found in scores if found.skipped] == []
     found = by_source(rows, scores)
     assert {key for key in found if key[1] != "boundary"} == set(REACHED)
     for key, summary in found.items():
-        assert (summary.false_fits, summary.false_ooms) == (0, 0)
+        assert (summary.false_fits, summary.false_ooms) == (0, 0), key
         if key in REACHED:
-            assert summary.median_abs_error_pct is not None
-            assert summary.median_abs_error_pct <= REACHED[key], key
+            median, highest = summary.median_abs_error_pct, summary.p90_abs_error_pct
+            assert median is not None and highest is not None
+            assert (median <= REACHED[key][0], highest <= REACHED[key][1]) == (True, True), key
 
 
-def test_the_page_of_results_is_of_today() -> None:
+def test_the_page_of_results_is_of_today(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {found.id: found for found in facts()[1]}
+    monkeypatch.setattr(run, "score", lambda row: known[row.id])
     text = published.PAGE.read_text(encoding="utf-8")
     assert published.refreshed(text) == text, "run `make docs`"

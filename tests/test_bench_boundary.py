@@ -16,13 +16,12 @@ from memcalc.bench.run import score
 from memcalc.bench.score import Score
 from memcalc.bench.words import say
 from memcalc.cli.app import app
-from memcalc.cli.bench import FACTS
 from memcalc.errors import FileError
 from memcalc.estimate import estimate
 from memcalc.ledger import ledger
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from tests.published_rows import GPT2, LLAMA, lacks_of, plan_of, row_of, text_of
+from tests.published_rows import GPT2, LLAMA, facts, lacks_of, plan_of, row_of, text_of
 
 OOM = {"metric": "OOM", "value_gib": ""}
 GIB = 2**30
@@ -121,7 +120,7 @@ def test_counts_by_hand() -> None:
 
 def test_outcomes_of_published_runs_are_not_lost() -> None:
     """The bars of all such reports: 9 of 10 open ones refused, 9 of 10 that fitted accepted, no message above the peak."""
-    found = outcomes(score(row) for row in read_rows(FACTS))
+    found = outcomes(facts()[1])
     assert found is not None
     assert found.open_refused >= 0.9 * found.open_ooms > 0
     assert found.fitted_accepted >= 0.9 * found.fitted > 0

@@ -42,6 +42,7 @@ LAYERS = [
     ],
     ["plan"],
     ["sharding", "stages"],
+    ["host"],
     ["parallel", "pipeline", "adapted"],
     ["ledger", "streams"],
     ["reserved"],

@@ -7,7 +7,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from memcalc.checkpointing import Checkpointing
 from memcalc.errors import MemcalcError
+from memcalc.implementation import Implementation
 from memcalc.layout import Layout
 from memcalc.ledger import ledger, skeleton
 from memcalc.loss import Loss
@@ -70,6 +72,17 @@ def test_without_the_scores_34_are_left(t: int) -> None:
     assert t * found == 34 * U + STATISTICS + 4 * S * B * A
 
 
+@pytest.mark.parametrize("t", [1, 8])
+def test_selective_recomputation_leaves_34(t: int) -> None:
+    """Korthikanti et al. 2022, table 2: scores, their softmax and its dropout are computed again."""
+    found = kept_per_layer(
+        layout=Layout(tensor=t, sequence=t > 1),
+        checkpoint_every=1,
+        checkpointing=Checkpointing(policy="core-attention"),
+    )
+    assert t * found == 34 * U + STATISTICS
+
+
 def test_full_recomputation_keeps_the_input_alone() -> None:
     """Korthikanti et al. 2022, table 2: 2sbh, and a t-th of it where the stream is divided."""
     assert kept_per_layer(checkpoint_every=1) == 2 * U
@@ -85,21 +98,23 @@ def test_the_vocabulary_is_padded_to_a_multiple_for_every_rank() -> None:
         assert shapes["word_embeddings.weight"][0] == (padded // t, H)
 
 
-def test_megatrons_loss_holds_six_bytes_a_logit_and_its_first_form_ten() -> None:
-    """16-bit logits and their float32 softmax; bigscience's copy, with float32 logits kept, holds one more."""
+def test_megatrons_loss_holds_six_bytes_a_logit() -> None:
+    """16-bit logits and their float32 softmax; so it is where the model itself makes its logits float32."""
 
-    def per_word(*, copied: bool) -> float:
+    def per_word(*, by_the_model: bool) -> float:
         """Bytes at the loss for each row of this rank's part of the vocabulary, without its weights and states."""
         found = []
         for vocab in (80_000, 160_000):
             plan = planned(
-                dataclasses.replace(GPT, layers=1, vocab=vocab), layout=Layout(tensor=8, copied_logits=copied)
+                dataclasses.replace(GPT, layers=1, vocab=vocab),
+                layout=Layout(tensor=8),
+                loss=Loss(float32_output=by_the_model),
             )
             found.append(ledger(plan).peak().bytes)
         return (found[1] - found[0]) / 10_000 - (2 + 4) * H
 
-    assert per_word(copied=False) == pytest.approx(6 * S * B, rel=1e-3)
-    assert per_word(copied=True) == pytest.approx(10 * S * B, rel=1e-3)
+    assert per_word(by_the_model=False) == pytest.approx(6 * S * B, rel=1e-3)
+    assert per_word(by_the_model=True) == pytest.approx(6 * S * B, rel=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +125,6 @@ def test_megatrons_loss_holds_six_bytes_a_logit_and_its_first_form_ten() -> None
         ("gpt2", Layout(sequence=True), "sequence parallel divides tokens over the ranks of tensor parallel"),
         ("t5-base", Layout(tensor=2), "memcalc cannot divide the products of t5"),
         ("gpt2", Layout(context=3), "512 tokens do not divide over 3 ranks"),
-        ("gpt2", Layout(copied_logits=True), "copied logits: gpt2 has no loss of Megatron's"),
         ("mixtral-8x7b", Layout(expert=3), "expert parallel 3 does not divide 8 experts of mixtral-8x7b"),
         ("gpt2", Layout(expert=2), "expert parallel 2 does not divide 0 experts of gpt2"),
     ],
@@ -127,3 +141,52 @@ def test_ranks_that_share_a_model_do_not_divide_the_rest_anew() -> None:
         model=MODELS["gpt2"], tokens=512, micro_batch=3, ranks=16, strategy="ddp", layout=Layout(tensor=4, context=2)
     )
     assert (plan.data_parallel, plan.shards, plan.global_batch) == (2, 4, 6)
+
+
+def peak_per_logit(**changes: object) -> float:
+    """Bytes at the peak for each word of this rank's vocabulary, token and sample, without weights and states."""
+    model = dataclasses.replace(MODELS["llama-2-7b"], layers=1, hidden=64, heads=4, kv_heads=4, ffn=64)
+    layout = Layout(tensor=2, loss_parallel=True)
+    found = []
+    for vocab in (80_000, 160_000):
+        plan = planned(
+            dataclasses.replace(model, vocab=vocab),
+            layout=layout,
+            dropout=0.0,
+            attention="flash",
+            tokens=512,
+            **changes,
+        )
+        found.append(ledger(plan).peak().bytes)
+    # Two tables of 16-bit weights with two moments.
+    return ((found[1] - found[0]) / 40_000 - 2 * (2 + 4) * model.hidden) / (512 * B)
+
+
+def test_loss_parallel_holds_four_float32_tensors_of_its_logits() -> None:
+    """torch/distributed/tensor/parallel/loss.py, _nll_loss_and_log_softmax_backward: log-softmax, zeros, sum, product."""
+    assert peak_per_logit() == pytest.approx(16, rel=0.01)
+
+
+def test_ring_attention_gathers_all_keys_and_values_for_a_moment() -> None:
+    """All ranks' shares of them in forward, in the recomputed forward and in backward."""
+    model = dataclasses.replace(MODELS["llama-2-7b"], layers=1, hidden=64, heads=4, kv_heads=2, vocab=8, ffn=8)
+    plan = planned(model, layout=Layout(context=4), dropout=0.0, attention="flash", tokens=64, checkpoint_every=1)
+    found = skeleton(plan)
+    gathered = [shape for name, shape in zip(found.names, found.shapes, strict=True) if "of all ranks" in name]
+    assert gathered == 3 * [((64, 2 * 32), 2, True)]
+
+
+def test_golden_bytes_of_megatrons_own_tests() -> None:
+    """NVIDIA/Megatron-LM tests/functional_tests: 4,702,430,720 B; sizes in blocks of 512 B are 2e-5 below."""
+    model = Model(
+        name="golden", family="megatron", layers=12, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=50257, context=1024,
+        biases=("qkv", "out", "mlp"), tied=True,
+    )  # fmt: skip
+    plan = Plan(
+        model=model, tokens=1024, micro_batch=4, ranks=8, strategy="megatron-distributed", precision="bf16-master",
+        optimizer="adam", optimizer_kind="fused", dropout=0.1, attention="eager", gpu="h100-80gb", torch="2.8",
+        loss=Loss(vocab_multiple=128), implementation=Implementation(megatron="transformer-engine"),
+    )  # fmt: skip
+    assert ledger(plan).peak().bytes == pytest.approx(4_702_430_720, rel=5e-5)
+    local = dataclasses.replace(plan, precision="fp16-master", implementation=Implementation(megatron="core"))
+    assert ledger(local).peak().bytes == pytest.approx(4_608_815_616, rel=5e-4)

@@ -19,7 +19,7 @@ from tests.test_laws import kept_activations, model_states, replaced
 
 def whole(plan: Plan) -> Plan:
     """The same with nothing divided but by the strategy."""
-    return replaced(plan, ranks=plan.data_parallel, layout=Layout(copied_logits=plan.layout.copied_logits))
+    return replaced(plan, ranks=plan.data_parallel, layout=Layout())
 
 
 @given(divided())

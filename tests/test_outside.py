@@ -15,6 +15,7 @@ from memcalc.models import MODELS
 from memcalc.outside import communicators, context, device_range, outside
 from memcalc.plan import Plan
 from memcalc.reserved import Range
+from memcalc.strategies import STRATEGIES
 
 MIB = 2**20
 GPT2 = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=4, precision="amp-bf16")
@@ -26,7 +27,9 @@ def laid_out(ranks: int, **degrees: int) -> Plan:
     return cast(Plan, SimpleNamespace(ranks=ranks, **fields))
 
 
-OF_A_PLAN: dict[str, Any] = {"device": "cuda", "torch_version": (2, 6)}
+OF_A_PLAN: dict[str, Any] = {
+    "device": "cuda", "torch_version": (2, 6), "strategy_row": STRATEGIES["fsdp-full-shard"], "model": MODELS["gpt2"],
+}  # fmt: skip
 
 
 def test_one_rank_alone_talks_to_nobody() -> None:
@@ -51,6 +54,17 @@ def test_every_way_of_dividing_the_work_has_a_group(
     card = GPUS["h100-80gb"]
     assert outside(plan, card).low == card.context.low + len(groups) * card.nccl.low
     assert outside(plan, card).high == card.context.high + len(groups) * card.nccl.high
+
+
+def test_megatron_and_deepspeed_have_groups_of_their_own() -> None:
+    plan = laid_out(64, tensor=4, pipeline=4)
+    axes = communicators(plan)
+    plan.strategy_row = STRATEGIES["megatron-ddp"]  # type: ignore[misc]
+    assert communicators(plan) == axes | {"model": 16, "world": 64, "tied head": 2}
+    plan.strategy_row = STRATEGIES["deepspeed-1"]  # type: ignore[misc]
+    assert communicators(plan) == axes | {"model": 16, "world": 64, "tied head": 2, "slice": 4}
+    plan.model = MODELS["llama-3-8b"]  # type: ignore[misc]
+    assert "tied head" not in communicators(plan)
 
 
 def test_kernels_were_loaded_all_at_once_before_torch_1_13() -> None:

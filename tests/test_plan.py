@@ -29,7 +29,7 @@ def test_a_plan_is_hashable_and_equal_by_value(plan: Plan) -> None:
     again = dataclasses.replace(plan)
     assert again == plan
     assert hash(again) == hash(plan)
-    assert plan.global_batch == plan.micro_batch * plan.accumulation * plan.ranks // plan.layout.model_parallel
+    assert plan.global_batch == plan.micro_batch * plan.accumulation * plan.data_parallel
 
 
 def test_a_plan_survives_a_file(tmp_path: Path) -> None:

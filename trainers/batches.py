@@ -25,12 +25,12 @@ class Batches:
     def __init__(self, plan: Plan, settings: Training, process: Process) -> None:
         self.plan, self.device = plan, process.device
         self.samples = data.load(plan, settings.data, settings.tokenizer)
-        what = f"{plan.micro_batch} a rank x {plan.accumulation} micro batches x {plan.ranks} ranks"
+        what = f"{plan.micro_batch} a rank x {plan.accumulation} micro batches x {plan.data_parallel} ranks"
         self.training, self.held_out = data.split(self.samples, per_step=plan.global_batch, what=what)
         self.sampler: DistributedSampler[int] = DistributedSampler(
             self.training,  # type: ignore[arg-type]  # all it asks for is a length
-            process.world,
-            process.rank,
+            plan.data_parallel,
+            process.rank // plan.layout.model_parallel,
             seed=settings.seed,
             drop_last=True,
         )

@@ -161,9 +161,9 @@ class _Run:
                 with self.autocast():
                     at(step, "forward")
                     output = prepared.model(self.inputs)
+                    at(step, "loss")
                     if plan.loss.float32_output:
                         output = output.float()
-                    at(step, "loss")
                     loss = self.criterion(output, self.targets)
                     if not plan.keep_logits:
                         del output
@@ -196,10 +196,11 @@ class _Run:
     def evaluate(self, done: int) -> None:
         """Mean loss over the held-out samples of all ranks, each counted once."""
         prepared, held, size = self.prepared, self.batches.held_out, self.plan.micro_batch
-        mine = held[self.process.rank :: self.process.world]
+        copies = self.plan.layout.model_parallel  # ranks that work on the same samples
+        mine = held[self.process.rank // copies :: self.plan.data_parallel]
         prepared.model.eval()
         total = torch.zeros(2, dtype=torch.float64, device=self.process.device)
-        for first in range(0, math.ceil(len(held) / self.process.world), size):
+        for first in range(0, math.ceil(len(held) / self.plan.data_parallel), size):
             rows = mine[first : first + size]
             # Sharded models need every rank in every forward pass; one without samples left repeats one that does not count.
             inputs, targets = self.batches.at(rows if len(rows) else held[:1])

@@ -46,12 +46,22 @@ PYTORCH = {
     "grad_accum": Default("1", "torch accumulates only when zero_grad is not called"),
     "loss": Default("float32", "memcalc's own: cross_entropy on float32 logits"),
     "offload": Default("none", "torch keeps tensors where they were made"),
+    "adapters": Default("", "torch has none"),
+    "quantised": Default("", "the blocks' linear layers, by a MatMul4Bit that keeps no input"),
+    "lora_dropout": Default("", "not stated"),
+    "lora_targets": Default("", "not stated"),
+    "quantisation": Default("", "as the cell says"),
+    "selective": Default("op", "torchtitan's word without another: by operation"),
     "optimizer_kind": Default("foreach", "torch.optim, _default_to_fused_or_foreach: foreach for CUDA parameters"),
+    "sync": Default("each", "torch/distributed/fsdp reduces gradients in every backward that is not in no_sync"),
     "torch": Default("2.13", "memcalc's own"),
 }
 
 # What the layers of transformers are written like.
 _TRANSFORMERS = {
+    "sync": Default("last", "accelerate/accelerator.py, accumulate: no_sync but for the last micro batch"),
+    "adapters": Default("peft", "peft: adapters are float32 (autocast_adapter_dtype)"),
+    "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
     "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),
     "dropout gpt2": Default("0.1", "configuration_gpt2.py: resid_pdrop, embd_pdrop, attn_pdrop"),
     "dropout t5": Default("0.1", "configuration_t5.py: dropout_rate"),
@@ -73,6 +83,53 @@ _TRANSFORMERS = {
 }
 
 FRAMEWORKS = (
+    Framework(
+        name="DeepSpeed",
+        sources=("deepspeedai/DeepSpeed", "microsoft/DeepSpeed "),
+        defaults={"optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam")},
+    ),
+    Framework(
+        name="DeepSpeed's example of all-gathers by copy engines",
+        sources=("deepspeedai/DeepSpeed examples/sdma_allgather",),
+        defaults=_TRANSFORMERS
+        | {
+            "optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam"),
+            "zero_sizes": Default("reduce_bucket_size=50000000", "examples/sdma_allgather/ds_config_zero3.json"),
+        },
+    ),
+    Framework(
+        name="DeepSpeed through transformers",
+        sources=("hiyouga/LLaMA-Factory", "haotian-liu/LLaVA", "allenai/open-instruct", "QwenLM/Qwen"),
+        defaults=_TRANSFORMERS
+        | {
+            "zero_sizes": Default("auto", "the project's ZeRO-3 file says auto for buckets and thresholds"),
+            "loss": Default("float32", "modeling_llama.py: logits.float()"),
+            "torch": Default("2.0", "the newest release when the thread was opened"),
+        },
+    ),
+    Framework(
+        name="Hugging Face Trainer of 2023",
+        sources=(
+            "lm-sys/FastChat", "huggingface/accelerate", "huggingface/transformers issue", "tloen/alpaca-lora",
+            "zai-org/ChatGLM2-6B", "lqtrung1998/mwp_ReFT", "yangjianxin1/Firefly", "axolotl-ai-cloud/axolotl",
+            "FlagOpen/FlagEmbedding",
+        ),
+        defaults=_TRANSFORMERS
+        | {
+            "torch": Default("2.0", "the newest release when most of the threads were opened"),
+            "loss": Default("shifted", "modeling_llama.py, modeling_gpt2.py: shift_logits are copied"),
+        },
+    ),
+    Framework(
+        name="Stanford Alpaca",
+        sources=("tatsu-lab/stanford_alpaca",),
+        defaults=_TRANSFORMERS
+        | {
+            "grad_accum": Default("8", "README.md: --gradient_accumulation_steps 8"),
+            "torch": Default("1.13", "requirements.txt: torch without a version, of March 2023"),
+            "loss": Default("shifted", "modeling_llama.py: shift_logits are copied"),
+        },
+    ),
     Framework(
         name="Lightning Fabric",
         sources=("Lightning-AI/pytorch-lightning",),
@@ -108,11 +165,18 @@ FRAMEWORKS = (
         name="LitGPT",
         sources=("Lightning-AI/litgpt",),
         defaults={
+            "sync": Default("last", "litgpt/pretrain.py: fabric.no_backward_sync but for the last micro batch"),
             "implementation llama": Default("norm=chain, grouped=repeat", "litgpt/model.py: RMSNorm in float32; repeat_interleave of k and v"),
             "implementation decoder": Default("norm=chain, grouped=repeat, softmax=float32", "litgpt/model.py: the same, and scaled_dot_product_attention of capped scores"),
             "qkv": Default("fused", "litgpt/model.py, CausalSelfAttention.qkv: v is a view of it"),
             "head": Default("own", "litgpt/model.py, GPT: lm_head is a Linear of its own"),
             "loss": Default("chunked", "litgpt/utils.py: chunked_cross_entropy, chunk_size=128"),
+            "quantised": Default(
+                "head, input",
+                "BitsandbytesPrecision converts every linear layer; MatMul4Bit of bitsandbytes 0.41 keeps its input",
+            ),
+            "lora_dropout": Default("0.05", "finetune/lora.py: lora_dropout = 0.05"),
+            "lora_targets": Default("query-value", "finetune/lora.py: lora_query and lora_value"),
         },
     ),
     Framework(
@@ -127,7 +191,10 @@ FRAMEWORKS = (
     ),
     Framework(
         name="torchtitan",
-        sources=("pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows"),
+        sources=(
+            "pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows",
+            "pytorch/ao torchao/prototype/float8nocompile",
+        ),
         defaults={
             "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
             "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb"),
@@ -195,6 +262,16 @@ FRAMEWORKS = (
         },
     ),
     Framework(
+        name="Hugging Face's blog of 2021 and 2022",
+        sources=("huggingface/blog",),
+        defaults={
+            "torch": Default("1.12", "torch 1.7 to 1.11 by its posts; 1.12 is the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
+            "loss": Default("shifted", "modeling_gpt2.py of its day: shift_logits = lm_logits[..., :-1, :].contiguous()"),
+            **_TRANSFORMERS,
+        },
+    ),
+    Framework(
         name="ColossalAI's BERT benchmark",
         sources=("hpcaitech/ColossalAI examples/language/bert",),
         defaults={
@@ -237,8 +314,11 @@ FRAMEWORKS = (
         sources=("bigscience-workshop/bigscience",),
         defaults={
             "zero": Default("deepspeed", "megatron/training.py: deepspeed.initialize"),
+            "pipeline_engine": Default("yes", "megatron/model/gpt_model.py: GPTModelPipe, a PipelineModule"),
+            "stage": Default("first", "chronicles-prequel.md: nvidia-smi on a node with an embedding"),
+            "contiguous": Default("no", "deepspeed/runtime/engine.py, 0.4.4 to 0.12: not in stage 1"),
             "optimizer_kind": Default("fused", "megatron/optimizer/__init__.py: apex.optimizers.FusedAdam"),
-            "loss": Default("copied", "megatron/mpu/cross_entropy.py: vocab_parallel_logits.clone()"),
+            "loss": Default("made float32 by the model", "megatron/model/gpt_model.py, GPTModelPipe: float16_to_fp32"),
             "torch": Default("1.12", "torch 1.8 to 1.11; memcalc's oldest"),
         },
     ),

@@ -6,7 +6,6 @@ import re
 from math import prod
 
 from memcalc.bench.reading import Reading
-from memcalc.bench.rows import Row
 from memcalc.layout import Layout
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
@@ -25,17 +24,12 @@ _STRATEGIES = {
     "fsdp": "fsdp-full-shard",
     "fsdp_shard_grad_op": "fsdp-shard-grad-op",
     "fsdp_no_shard": "fsdp-no-shard",
+    "hsdp": "fsdp-hybrid-shard",
 }
 _LACKING = {
-    "hsdp": "hybrid sharding",
     "gemini": "ColossalAI's Gemini",
-    "zero0": "DeepSpeed without sharding",
-    "zero1": "DeepSpeed's or Megatron's ZeRO 1",
-    "zero2": "DeepSpeed's ZeRO 2",
-    "zero3": "DeepSpeed's ZeRO 3",
     "ep": "expert parallel",
     "etp": "expert parallel",
-    "offload": "offload cpu",
 }
 # Stretches of a pipeline on one rank, and experts, which the ranks of data parallel divide.
 _NO_RANKS = ("vp", "ep", "etp")
@@ -43,14 +37,12 @@ _NO_RANKS = ("vp", "ep", "etp")
 _ENGINES = {
     ("megatron", "ddp"): "megatron-ddp",
     ("megatron", "zero1"): "megatron-distributed",
-    ("deepspeed", "zero0"): "deepspeed-0",
-    ("deepspeed", "zero1"): "deepspeed-1",
+    **{("deepspeed", f"zero{stage}"): f"deepspeed-{stage}" for stage in range(4)},
 }
 _NOTES = {
     "thunder fsdp": "thunder's own FSDP",
     "fairscale": "fairscale's FSDP",
     "colossalai": "ColossalAI's ZeRO",
-    "dataparallel": "DataParallel, one process for all cards",
     "tried": "several strategies in one row",
     "naive": "layers spread over GPUs without a schedule",
 }
@@ -93,9 +85,12 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     if "zero1" in degrees and "zeroredundancyoptimizer" in notes:
         degrees["zero-1"] = degrees.pop("zero1")
     layout = _layout(reading, degrees)
-    engine = reading.default("zero")
+    engine = reading.default("zero") or "deepspeed"  # whose word ZeRO's stages are
     degrees = {_ENGINES.get((engine, kind), kind): degree for kind, degree in degrees.items()}
-    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in STRATEGIES]
+    if "dataparallel" in notes and "dp" in degrees:
+        degrees["data-parallel"] = degrees.pop("dp")
+    # By full name: "dp" is a degree here, and short for a strategy in the catalog.
+    kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in set(STRATEGIES)]
     alone = degrees.get("dp") == 1 and layout.model_parallel > 1
     if alone and not kinds:
         kinds = ["megatron-ddp"] if engine == "megatron" else ["single"]
@@ -105,7 +100,7 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
         if kind in _LACKING and (degree > 1 or not kind.endswith("p") or kind == "hsdp"):
             reading.lack(_LACKING[kind])
     name = kinds[0] if kinds else "single"
-    ranks = _ranks(reading, name, degrees, notes)
+    ranks = _ranks(reading, name, degrees)
     return _STRATEGIES.get(name, name), ranks, layout
 
 
@@ -120,13 +115,18 @@ def _chunks(reading: Reading, degrees: dict[str, int], pipeline: int) -> int:
     return max(layers // (pipeline * each), 1)
 
 
-def stage_of(row: Row, plan: Plan | None) -> int | None:
-    """The pipeline stage the notes name."""
-    if plan is None or plan.layout.pipeline == 1:
+def stage_of(reading: Reading, plan: Plan | None) -> int | None:
+    """The pipeline stage that was read, as the notes or the source say; whether a run fits the fullest one decides."""
+    if plan is None or plan.layout.pipeline == 1 or reading.row.meter == "boundary":
         return None
-    if re.search(r"last (rank|pipeline stage)", row["notes"]):
+    notes = reading.row["notes"].lower()
+    if re.search(r"last (rank|pipeline stage)", notes):
         return plan.layout.pipeline - 1
-    return 0 if re.search(r"stage with word embedding|embedding-holding", row["notes"], re.IGNORECASE) else None
+    if "stage without word embedding" in notes:
+        return 1 if plan.layout.pipeline > 2 else None
+    if re.search(r"stage with word embedding|embedding-holding", notes):
+        return 0
+    return 0 if reading.default("stage") == "first" else None
 
 
 def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
@@ -134,20 +134,25 @@ def _layout(reading: Reading, degrees: dict[str, int]) -> Layout:
     tensor, pipeline = degrees.get("tp") or 1, degrees.get("pp") or 1
     chunks = _chunks(reading, degrees, pipeline)
     says_so = re.search(r"\bsequence parallel", reading.row["notes"]) or reading.default("sequence") == "yes"
+    ends = {
+        f"{end}_layers": int(found[1]) if found else 0
+        for end in ("first", "last")
+        for found in [re.search(rf"decoder-{end}-pipeline-num-layers=(\d{{1,4}})", reading.row["notes"])]
+    }
     return Layout(
         tensor=tensor,
         sequence=tensor > 1 and bool(says_so),
         loss_parallel=tensor > 1 and reading.default("loss_parallel") == "yes",
-        copied_logits=reading.default("loss") == "copied",
         context=degrees.get("cp") or 1,
         pipeline=pipeline,
         chunks=chunks if pipeline > 1 else 1,
         schedule="interleaved" if pipeline > 1 and chunks > 1 else "1f1b",
+        **ends,
         ends=pipeline > 1 and bool(re.search(r"transformer\|embedding", reading.row["notes"])),
     )
 
 
-def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> int:
+def _ranks(reading: Reading, name: str, degrees: dict[str, int]) -> int:
     if name == "single" and "dp" not in degrees:
         return 1
     stated = prod(degree for kind, degree in degrees.items() if degree and kind not in _NO_RANKS)
@@ -156,8 +161,4 @@ def _ranks(reading: Reading, name: str, degrees: dict[str, int], notes: str) -> 
         stated = reading.number("n_gpus")
     elif cards is not None and cards != stated:
         reading.lack(f"strategy says {stated} ranks, n_gpus says {cards}")
-    if name.startswith("fsdp") and name != "fsdp_no_shard":
-        two = "fsdp2" in notes or ("fsdp1" not in notes and reading.default("fsdp") == "2")
-        if not two:
-            reading.assume("FSDP 1 is counted as fully_shard (FSDP 2)")
     return stated

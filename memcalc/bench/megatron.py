@@ -23,7 +23,7 @@ _NEUTRAL = {
     "attention-backend", "attention-softmax-in-fp32", "overlap-grad-reduce", "overlap-param-gather",
     "no-gradient-accumulation-fusion", "calculate-per-token-loss", "ffn-hidden-size", "num-distributed-optimizer-instances",
     "no-create-attention-mask-in-dataloader", "recompute-granularity", "recompute-method", "recompute-num-layers",
-    "num-query-groups", "decoder-num-layers",
+    "num-query-groups", "decoder-num-layers", "decoder-first-pipeline-num-layers", "decoder-last-pipeline-num-layers",
 }  # fmt: skip
 _MODEL = {
     "swiglu", "untie-embeddings-and-output-weights", "disable-bias-linear", "position-embedding-type", "kv-channels",
@@ -118,7 +118,7 @@ def megatron_run(reading: Reading, tensor: int) -> dict[str, Any]:
     layers = "transformer-engine" if "transformer_engine layers" in reading.row["notes"] else "core"
     return {
         "dropout": min(rates),
-        "loss": Loss(vocab_multiple=multiple),
+        "loss": Loss(vocab_multiple=multiple, float32_output=reading.default("loss") == "made float32 by the model"),
         "reentrant": reentrant,
         "implementation": Implementation(megatron="auto" if reading.default("zero") == "deepspeed" else layers),
     }

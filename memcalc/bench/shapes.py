@@ -25,13 +25,13 @@ _NAMES = (
     (r"mixtral", ("mixtral",)),
     (r"qwen-?3.*-a\d", ("qwen3-moe",)),
     (r"^(meta-)?(code)?llama([-_ ]?[23](\.\d)?)?[-_ ]|^llama-|^llama-like", ("llama",)),
-    (r"^(tiny-?llama|mistral-7b|vicuna|longchat|baichuan-7b|yi-)|phi-?3", ("llama", "llama-fused")),
+    (r"^(tiny-?llama|mistral-7b|vicuna|longchat|baichuan-7b|yi-|llama2\.c)|phi-?3", ("llama", "llama-fused")),
     (r"qwen-?3(?!\.)", ("qwen3",)),
     (r"qwen-?(1\.5|2(\.5)?)(?!.*(moe|vl))", ("qwen2",)),
     (r"^qwen-\d", ("qwen",)),
     (r"internlm", ("internlm", "llama")),
     (r"chatglm-?[23]", ("chatglm2",)),
-    (r"gemma-?2(-|$)|gemma-2b|gemma-7b", ("gemma", "gemma2")),
+    (r"gemma-?2(-|$)|gemma-2b|gemma-7b", ("gemma", "gemma2", "gemma2-27b")),
     (r"powerlm|granite-3(?!.*moe)", ("granite",)),
     (r"pythia|neox|stablelm.*alpha|stablecode.*alpha", ("neox",)),
     (r"phi-(1|2)", ("phi",)),
@@ -75,6 +75,7 @@ _PUBLISHED = (
     (r"^bert-(base|large)", {"vocab": 30522}),
 )
 _LAYERS = re.compile(r"(\d{1,4}) enc \+ (\d{1,4}) dec")
+_SIDES = re.compile(r"(<=)?(\d{1,6}) src / (<=)?(\d{1,6}) tgt")
 # Korthikanti et al. 2022, equation 2: bytes a layer keeps per token and unit of width, without attention scores.
 _KEPT = 34
 _SMALL = 0.02
@@ -172,9 +173,11 @@ def _with_positions(model: Model, stated: int, more: int) -> Model:
 
 def _as_written(reading: Reading, model: Model) -> Model:
     """With the products and the head that the framework's own code has, which the published config does not say."""
-    if model.family not in ("llama", "decoder") or reading.said("compile").startswith("yes"):
+    if model.family not in ("llama", "decoder"):
         return model
-    if reading.default("qkv") == "fused" and not model.fused_qkv:
+    # inductor makes views into tensors of their own
+    compiled = reading.said("compile").startswith("yes")
+    if not compiled and not model.fused_qkv and reading.default("qkv") == "fused":
         model = dataclasses.replace(model, fused_qkv=True)
     if model.tied and reading.default("head") == "own":
         model = dataclasses.replace(model, tied=False)
@@ -210,11 +213,12 @@ def _t5(reading: Reading) -> Model | None:
         reading.lack("model family: relatives of T5")
         return None
     encoder, decoder = int(layers[1]), int(layers[2])
+    tokens = _both_sides(reading)
     stated = reading.row.whole("n_params")
     found = [
         Model(
             name=reading.row["model"], family="t5", layers=encoder, decoder_layers=decoder, kv_heads=numbers["heads"],
-            context=512, buckets=32, gated=gated, tied=not gated, head_dim=width, **numbers,
+            context=tokens, buckets=32, gated=gated, tied=not gated, head_dim=width, **numbers,
         )
         for gated in (False, True) for width in (0, 64, 128)
     ]  # fmt: skip
@@ -222,6 +226,18 @@ def _t5(reading: Reading) -> Model | None:
     if built is None:
         reading.lack("model family: relatives of T5")
     return built
+
+
+def _both_sides(reading: Reading) -> int:
+    """Tokens of the encoder, which must be those of the decoder; caps are met by whole runs alone (bench/lengths.py)."""
+    text = reading.row["seq_len"]
+    sides = _SIDES.fullmatch(text)
+    if sides is None:
+        return reading.number("seq_len") or 1
+    if sides[2] != sides[4] or (sides[1] and reading.row.meter != "boundary"):
+        reading.lack(f"seq len is {text!r}, not one number")
+    reading.assume(f"length {sides[2]}: {text}")
+    return int(sides[2])
 
 
 def _size(reading: Reading) -> Model | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from memcalc.bench.reading import Reading
+from memcalc.checkpointing import Checkpointing
 from memcalc.compute import Compute
 from memcalc.models import FAMILIES
 from memcalc.optimizers import OPTIMIZERS
@@ -36,6 +37,7 @@ _PRECISION = {
     ("fp16+fp32 master", "fp16"): "fp16-master",
     ("fp16", "fp16"): "fp16",
 }
+_EVERY = re.compile(r"selective ?\(every (\d{1,3})(?:st|nd|rd|th) layer\)")
 _DTYPES = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 # What a dtype cell holds → what is missing for it.
 _DTYPE_LACKS = (
@@ -51,6 +53,10 @@ _OPTIMIZERS = {
     "adam (fused)": ("adam", "fused"),
     "sgd": ("sgd", ""),
     "sgd momentum": ("sgd-momentum", ""),
+    "fusedadam": ("adam", "fused"),
+    # colossalai/nn/optimizer/hybrid_adam.py updates what is on the GPU with one fused kernel.
+    "hybridadam (fused)": ("adamw", "fused"),
+    "cpu_adam": ("adam", "fused"),
     # composer/optim/decoupled_weight_decay.py: one weight at a time, with torch's own two temporaries.
     "decoupled_adamw": ("adamw", "for-loop"),
     "adam8bit (bnb)": ("adamw-8bit", "fused"),
@@ -122,6 +128,11 @@ def precision_of(reading: Reading, built: Model | None) -> str:
             "autocast over bfloat16 weights is counted as plain bfloat16: norm, softmax and loss are float32 either way"
         )
         compute = "bf16"
+    if (weights, compute) == ("fp16", "fp16 autocast") and built and built.family == "llama":
+        reading.assume(
+            "autocast over float16 weights is counted as plain float16: norm, softmax and loss are float32 either way"
+        )
+        compute = "fp16"
     precision = _PRECISION.get((weights, compute))
     if precision is None:
         reading.lack(f"weights in {weights} with compute in {compute}")
@@ -129,7 +140,7 @@ def precision_of(reading: Reading, built: Model | None) -> str:
     if PRECISIONS[precision].master:
         return precision  # which gradients and states go with it is the strategy's to know
     kept = PRECISIONS[precision].weights
-    for column in ("grad_dtype", "optimizer_state_dtype", "reduce_dtype"):
+    for column in ("grad_dtype", "optimizer_state_dtype"):
         text = reading.row[column]
         own = column[0] == "o" and re.match(r"int[48]|fp8|.*(factored|paged)", text)
         if text and _DTYPES.get(text) != kept and not own:
@@ -166,13 +177,8 @@ def compute_of(reading: Reading) -> Compute:
     """torch.compile, and products in 8 bit by torchao."""
     compile, how = reading.said("compile") == "yes", "none"
     if _FLOAT8.fullmatch(_compute(reading)):
-        how = (
-            "mxfp8"
-            if "mxfp8" in _compute(reading)
-            else "rowwise"
-            if "rowwise" in reading.row["notes"]
-            else "tensorwise"
-        )
+        rowwise = "rowwise" in reading.row["notes"]
+        how = "mxfp8" if "mxfp8" in _compute(reading) else "rowwise" if rowwise else "tensorwise"
     if compile:
         reading.assume("torch.compile is counted as eager with fused norms")
     if "float8 all-gather" in reading.row["notes"]:
@@ -180,16 +186,23 @@ def compute_of(reading: Reading) -> Compute:
     return Compute(compile=compile, float8=how, offload_activations=reading.row["offload"] == ACTIVATIONS_AWAY)
 
 
-def checkpointing_of(reading: Reading) -> int:
-    """Blocks per activation checkpoint, as in Plan."""
+def checkpointing_of(reading: Reading) -> tuple[int, Checkpointing]:
+    """Blocks per activation checkpoint and what one keeps, as in Plan."""
     text = reading.said("activation_checkpointing")
     if text.startswith("full"):
         if text != "full":
             reading.assume(f"activation checkpointing: {text}")
-        return 1
-    if text != "none":
-        reading.lack("selective activation checkpointing" if text.startswith("selective") else f"checkpointing {text}")
-    return 0
+        return 1, Checkpointing()
+    if found := _EVERY.fullmatch(text):
+        return 1, Checkpointing(one_in=int(found[1]))
+    if text.startswith("selective"):
+        policy = reading.default("selective") if text == "selective" else text[10:-1]
+        if policy == "op":
+            return 1, Checkpointing(policy="matrix-products")
+        reading.lack("selective activation checkpointing", only_less=True)
+    elif text != "none":
+        reading.lack(f"checkpointing {text}")
+    return 0, Checkpointing()
 
 
 def attention_of(reading: Reading, built: Model | None) -> str:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.bench.adapters import adapter_of, settle_base
 from memcalc.bench.cards import card_of
 from memcalc.bench.layouts import stage_of, strategy_of
 from memcalc.bench.lengths import settle_length
@@ -16,15 +17,8 @@ from memcalc.bench.pictures import images_of
 from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
-from memcalc.bench.training import (
-    ACTIVATIONS_AWAY,
-    attention_of,
-    checkpointing_of,
-    compute_of,
-    optimizer_of,
-    precision_of,
-    update_of,
-)
+from memcalc.bench.sharded import masters_of, sharded_of
+from memcalc.bench.training import attention_of, checkpointing_of, compute_of, optimizer_of, precision_of, update_of
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.implementation import Implementation
@@ -36,9 +30,8 @@ __all__ = ["Said", "say"]
 
 # (pattern in the notes, what is missing, whether it only takes memory away).
 _NOTED = (
-    (r"\bQ?LoRA\b", "LoRA", False),
-    (r"\bAdapter\b", "adapters", False),
     (r"; thunder|thunder-|;[^;]*\+(nvfuser|cudnn)|delayed-te", "thunder's own compiler", False),
+    (r"frozen embeddings", "frozen embeddings", True),
 )  # fmt: skip
 # fms-acceleration, plugins/fused-ops-and-kernels: RMSNorm that keeps its input, rotary positions in place.
 _KERNELS = "norm=fused, rotary=kernel"
@@ -63,9 +56,10 @@ def say(row: Row) -> Said:
     """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
     settle_length(reading)
+    quantize = settle_base(reading)
     built = model_of(reading)
     gpu, usable = card_of(reading)
-    plan = _plan(reading, built, gpu)
+    plan = _plan(reading, built, gpu, quantize)
     context = _context(reading) if row.meter == "device" else None
     lacks = tuple(reading.lacks)
     return Said(
@@ -74,22 +68,24 @@ def say(row: Row) -> Said:
         assumptions=tuple(reading.assumptions),
         lacks=lacks,
         usable=usable,
-        stage=stage_of(row, plan),
+        stage=stage_of(reading, plan),
         context=context,
     )
 
 
-def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None:
+def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str) -> Plan | None:
     strategy, ranks, layout = strategy_of(reading)
-    precision = precision_of(reading, built)
+    precision = masters_of(reading, strategy, precision_of(reading, built))
     optimizer, kind = optimizer_of(reading)
-    checkpoint = checkpointing_of(reading)
+    checkpoint, checkpointing = checkpointing_of(reading)
+    adapter = adapter_of(reading, quantize, checkpointed=checkpoint > 0)
     attention = attention_of(reading, built)
     batch = images_of(reading)
     tokens = tokens_of(reading, built)
     accumulation = reading.number("grad_accum") if reading.row["grad_accum"] else int(reading.default("grad_accum"))
     _extras(reading)
     update, compute = update_of(reading), compute_of(reading)
+    sharded = sharded_of(reading, strategy, ranks, precision, built) if built else {}
     if built is None or any(not lack.only_less for lack in reading.lacks):
         return None
     fields: dict[str, Any] = {
@@ -113,6 +109,8 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             accumulation=accumulation,
             tokens=tokens,
             checkpoint_every=checkpoint,
+            checkpointing=checkpointing,
+            adapter=adapter,
             attention=attention,
             gpu=gpu,
             torch=reading.default("torch"),
@@ -121,6 +119,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
             update=update,
             compute=compute,
             **fields,
+            **sharded,
         )
     except InputError as error:
         reading.lack(f"no sound plan: {error}")
@@ -129,11 +128,6 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None) -> Plan | None
 
 def _extras(reading: Reading) -> None:
     row = reading.row
-    if row["lora_rank"]:
-        reading.lack("LoRA")
-    offload = reading.said("offload")
-    if offload not in ("none", "", ACTIVATIONS_AWAY):
-        reading.lack(f"offload {offload}")
     if re.search(r"peak active|active bytes", row["notes"]):
         reading.assume("peak active bytes are counted as allocated: no block waits for a stream")
     for pattern, reason, only_less in _NOTED:
@@ -143,7 +137,7 @@ def _extras(reading: Reading) -> None:
 
 def _dropout(reading: Reading, built: Model) -> float:
     """What the name of an MLP states, else the framework's for the family."""
-    return dropout_of(built.name) or float(reading.default(f"dropout {built.family}") or 0)
+    return dropout_of(reading.row["model"]) or float(reading.default(f"dropout {built.family}") or 0)
 
 
 def _set_to_none(reading: Reading, torch: str) -> bool:
@@ -155,14 +149,14 @@ def _set_to_none(reading: Reading, torch: str) -> bool:
 
 
 def _implementation(reading: Reading, built: Model) -> Implementation:
-    """How the framework writes the family's layers, which torch.compile makes no difference between."""
-    if reading.said("compile").startswith("yes"):
-        return Implementation()
+    """How the framework writes the family's layers; torch.compile makes no difference between norms or positions."""
     kernels = re.search("fused Triton", reading.row["notes"])
     said = _KERNELS if kernels else reading.default(f"implementation {built.family}")
     values = dict(pair.split("=") for pair in said.split(", ")) if said else {}
     if "flash" in reading.row["attention"] and reading.default("flash") == "grouped":
         values.pop("grouped", None)
+    if reading.said("compile").startswith("yes"):
+        values = {field: value for field, value in values.items() if field == "softmax"}
     return Implementation.suited(built, values)
 
 

@@ -196,7 +196,10 @@ def attend(t: Tape, plan: Plan, q: Tensor, k: Tensor, v: Tensor, name: str) -> T
         x = fused_attention(t, q, k, v, name, kind="flash", heads=model.heads, dropout=plan.dropout)
     else:
         anew = plan.implementation.megatron != "core"
-        x = core_attention(t, q, k, v, name, heads=model.heads, head=model.head_width, dropout=plan.dropout, anew=anew)
+        run = partial(
+            core_attention, t, name=name, heads=model.heads, head=model.head_width, dropout=plan.dropout, anew=anew
+        )
+        x = t.core(run, q, k, v) if t.core is not None else run(q, k, v)
     del q, k, v
     return leave_products(t, ops.linear(t, x, f"{name}.dense", bias=False), f"{name}.dense")
 

@@ -64,6 +64,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "chatglm2": {"family": "decoder", **_CHATGLM2, "rotary_share": 0.5},
     "gemma": {"family": "decoder", **_GEMMA},
     "gemma2": {"family": "decoder", **_GEMMA2},
+    "gemma2-27b": {"family": "decoder", **_GEMMA2, "head_dim": 128},
     "granite": {"family": "decoder", **_GRANITE},
     "neox": {"family": "decoder", **_NEOX, "rotary_share": 0.25},
     "phi": {"family": "decoder", **_PHI},

@@ -34,6 +34,8 @@ class FlatUnits(Replicated):
         super().__init__(tape, plan, units)
         self.waiting: dict[str, dict[str, Storage]] = {unit: {} for unit in units}
         self.stale = False
+        self.views = not plan.strategy_row.gathers or plan.fsdp.original_parameters
+        """zero_grad drops the gradients' views; the flat ones go when the next forward begins."""
         self.unit_of = {weight.name: unit for unit, weights in units.items() for weight in weights}
 
     def gradient(self, weight: Weight, grad: Storage) -> None:
@@ -41,7 +43,7 @@ class FlatUnits(Replicated):
 
     def states(self) -> None:
         super().states()
-        if self.plan.set_to_none:  # zero_grad drops the views; the flat gradient goes when the next forward begins
+        if self.plan.set_to_none and self.views and not self.away:
             self.keep_gradients()
             self.stale = True
 
@@ -56,7 +58,9 @@ class FlatUnits(Replicated):
             self.stale = False
 
     def zero_grad(self) -> None:
-        """Nothing is freed before the next forward pass."""
+        """Nothing is freed before the next forward pass, unless the optimizer knows the flat parameters themselves."""
+        if self.plan.set_to_none and not self.views:
+            self.grads.clear()
 
     def leave_backward(self, unit: str) -> None:
         if not any(weight.trainable for weight in self.units[unit]):

@@ -23,28 +23,34 @@ class FullyShard(Replicated):
     flat buffer and copies it out into full parameters. In forward the buffer of one unit is freed when the
     next unit's has been made; in backward it is freed at once, and the next unit is gathered ahead. After a
     unit's backward its gradients are copied into a flat input of the reduce-scatter, which is freed when the
-    next unit comes to that point; the output of the reduce-scatter holds the sharded gradients.
+    next unit comes to that point; the output of the reduce-scatter holds the sharded gradients. With replicas it is
+    all-reduced in place; a copy in another dtype than the shards' then stays until backward is done.
     """
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         super().__init__(tape, plan, units)
         self.low = plan.precision_row.compute
-        """dtype of gathered parameters; gradients are reduced in the dtype of the shards."""
+        """dtype of gathered parameters."""
+        self.shards = plan.shards
+        self.reduced = self.trained_dtype if plan.fsdp.reduce_dtype == "weights" else plan.reduce_dtype
         self.full: dict[str, list[Storage]] = {}
         self.gathered: dict[str, Storage] = {}
         self.last_gather: Storage | None = None
         self.unsharded: dict[str, dict[str, Storage]] = {unit: {} for unit in units}
+        self.accumulated: dict[str, dict[str, Storage]] = {}
+        """Gradients of micro batches before, in the dtype they are reduced in where that is not their own."""
+        self.replicated: list[Storage] = []
         self.unit_of = {weight.name: unit for unit, weights in units.items() for weight in weights}
         self.reduce_input: Storage | None = None
         self.order = [ROOT_UNIT, *(unit for unit in units if unit != ROOT_UNIT)]
 
     def local_shape(self, weight: Weight) -> tuple[int, ...]:
-        return rows_per_rank(weight.shape, self.plan.shards)
+        return rows_per_rank(weight.shape, self.shards)
 
     def keep_gradients(self) -> None:
         for unit in self.units:
             if self.numel(unit):
-                self.grads[unit] = self._reduced(unit)
+                self.grads[unit] = self._reduced(unit, self.trained_dtype)
 
     def parameter(self, weight: Weight) -> None:
         """Of a quantised weight only what is a parameter is divided."""
@@ -70,14 +76,18 @@ class FullyShard(Replicated):
         return sum(prod(self.local_shape(weight)) * self.plan.shards for weight in self.units[unit] if weight.trainable)
 
     def _gather(self, unit: str) -> None:
-        if unit in self.full or unit in self.gathered or self.plan.shards == 1 or not self.units[unit]:
+        if unit in self.full or unit in self.gathered or self.shards == 1 or not self.units[unit]:
             return
         casts: list[Storage] = []
-        if self.low != self.dtype:
-            casts = [
-                self._flat(f"{weight.name} cast shard", prod(self.local_shape(weight)), self.low)
-                for weight in self.units[unit]
-            ]
+        for weight in self.units[unit]:
+            # Offloaded shards come back one by one, and are cast one by one.
+            count = prod(self.local_shape(weight))
+            shard = self._flat(f"{weight.name} shard from the host", count, self.dtype) if self.away else None
+            if self.low != self.dtype:
+                casts.append(self._flat(f"{weight.name} cast shard", count, self.low))
+            elif shard is not None:
+                casts.append(shard)
+            del shard
         # Of one dtype, or bytes where dtypes differ (_get_all_gather_input_metadatas).
         size = sum(self.gathered_bytes(weight) for weight in self.units[unit])
         self.gathered[unit] = self._flat(f"{unit} gather", size, "uint8")
@@ -128,31 +138,52 @@ class FullyShard(Replicated):
 
     def leave_backward(self, unit: str) -> None:
         self.full.pop(unit, None)
+        grads = self.unsharded[unit]
+        if unit in self.accumulated:  # what autograd made is added to it
+            grads.clear()
         if not self.sync:
+            if self.reduced != self.low:
+                for weight in self.units[unit]:
+                    self._accumulate(unit, weight)
             return
+        grads.update(self.accumulated.pop(unit, {}))
         self.reduce_input = None
         trained = [weight for weight in self.units[unit] if weight.trainable]
         if not trained:
             return
-        self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.trained_dtype)
+        self.reduce_input = self._flat(f"{unit} reduce-scatter input", self.numel(unit), self.reduced)
         # A loop variable of foreach_reduce still holds the last gradient when the list of them is cleared.
-        last = self.unsharded[unit].get(trained[-1].name) if self.plan.shards > 1 else None
-        self.unsharded[unit].clear()
-        reduced = self._reduced(unit)
-        self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.trained_dtype)
+        last = grads.get(trained[-1].name) if self.shards > 1 else None
+        grads.clear()
+        reduced = self._reduced(unit, self.reduced)
+        self._gloo_copy(f"{unit} reduce-scatter", self.numel(unit), self.reduced)
+        if self.reduced != self.trained_dtype:
+            if self.plan.strategy_row.replicates:  # kept until backward is done: its all-reduce may still go on
+                self.replicated.append(reduced)
+            reduced = self._reduced(unit, self.trained_dtype)
         del last
+        if self.away:
+            return
         self.grads.setdefault(unit, reduced)
         del reduced
-        self.step_in_backward(unit, [self.local_shape(weight) for weight in self.units[unit] if weight.trainable])
+        self.step_in_backward(unit, [self.local_shape(weight) for weight in trained])
+
+    def _accumulate(self, unit: str, weight: Weight) -> None:
+        held = self.accumulated.setdefault(unit, {})
+        if weight.name not in held:
+            name = f"{weight.name} accumulated gradient"
+            held[weight.name] = self.tape.allocate(name, weight.shape, self.reduced, "gradients", batched=False)
+        self.unsharded[unit].pop(weight.name, None)
 
     def _gloo_copy(self, name: str, numel: int, dtype: str) -> None:
         """gloo, the backend on CPUs, works on a copy of what it gathers and of what it reduces and scatters."""
-        if self.plan.device == "cpu" and self.plan.shards > 1:
+        if self.plan.device == "cpu" and self.shards > 1:
             copy = self._flat(f"{name} copy in gloo", numel, dtype)
             del copy
 
-    def _reduced(self, unit: str) -> Storage:
-        return self.new_gradient(f"{unit} shards", self.numel(unit) // self.plan.shards)
+    def _reduced(self, unit: str, dtype: str) -> Storage:
+        name, size = f"{unit} shards gradient", self.numel(unit) // self.shards
+        return self.tape.allocate(name, (size,), dtype, "gradients", batched=False)
 
     def end_backward(self) -> None:
         # FSDPState._root_post_backward_final_callback: the root is the first of all states.
@@ -160,4 +191,5 @@ class FullyShard(Replicated):
             if self.units[unit]:
                 self.leave_backward(unit)
         self.reduce_input = None
+        self.replicated.clear()
         super().end_backward()

@@ -10,7 +10,7 @@ from memcalc.precision import DTYPE_BYTES
 from memcalc.quantised import QUANTISED, stored
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
-from memcalc.tape import Tape
+from memcalc.tape import Tape, Tensor
 
 __all__ = ["ROOT_UNIT", "Replicated"]
 
@@ -30,10 +30,14 @@ class Replicated:
         """dtype of trained weights, their gradients and states: an adapter may have its own."""
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
+        self.away = plan.strategy_row.gathers and plan.offload.on
+        """FSDP keeps shards, their gradients and states on the host, and updates them there."""
         self.whole: dict[str, Storage] = {}
         """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
         """False while gradients are only accumulated (no_sync)."""
+        self.through_optimizer = True
+        """False where the pipeline's engine calls autograd itself and not ``optimizer.backward`` (DeepSpeed)."""
         self.inputs_without_gradient: list[str] = []
         """Units whose input wants none, so that ``leave_backward`` is not called for them."""
 
@@ -41,9 +45,11 @@ class Replicated:
 
     def states(self) -> None:
         """Parameters, optimizer states and whatever else lives between steps."""
-        self.parameters()
+        if not self.away:
+            self.parameters()
         self.tape.moment = "start"
-        self.optimizer_states()
+        if not self.away:
+            self.optimizer_states()
         if self.plan.update.ema != "none":  # torch/optim/swa_utils.py, AveragedModel: a deep copy
             dtype = self.dtype if self.plan.update.ema == "weights" else "float32"
             for weight in self.weights:
@@ -52,7 +58,7 @@ class Replicated:
             self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
             self.hold(name, (size,), "temporary", "uint8")
-        if not self.plan.set_to_none:
+        if not self.plan.set_to_none and not self.away:
             self.keep_gradients()
 
     def parameters(self) -> None:
@@ -110,6 +116,10 @@ class Replicated:
     def end_forward(self) -> None:
         """After the model's forward pass."""
 
+    def gather_outputs(self, output: Tensor) -> Tensor:
+        """What the loss is taken of."""
+        return output
+
     def begin_backward(self) -> None:
         """When the gradient of the model's output arrives."""
 
@@ -146,8 +156,10 @@ class Replicated:
 
     def step(self) -> None:
         """The optimizer's update."""
-        if self.plan.update.in_backward or (self.plan.family.opaque and self.plan.optimizer_kind == "for-loop"):
-            return  # taken already; or as large as the largest tensor, which is not known
+        if self.away or self.plan.update.in_backward:
+            return  # on the host; or taken already
+        if self.plan.family.opaque and self.plan.optimizer_kind == "for-loop":
+            return  # as large as the largest tensor, which is not known
         self.temporaries(self.step_shapes(), self.trained_dtype)
 
     def temporaries(self, shapes: list[tuple[int, ...]], dtype: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.implementation import Implementation
 from memcalc.loss import Loss
 from memcalc.models import Model
 from memcalc.plan import Plan
@@ -23,6 +24,10 @@ LLAMA = Model(
     name="knobs-llama", family="llama", layers=4, hidden=128, heads=4, kv_heads=2, ffn=384, vocab=1000, context=128
 )  # fmt: skip
 MLP = Model(name="knobs-mlp", family="mlp", layers=4, hidden=384, features=96, classes=10)
+
+QWEN2 = dataclasses.replace(LLAMA, name="knobs-qwen2", biases=("qkv",), tied=True)
+QWEN3 = dataclasses.replace(LLAMA, name="knobs-qwen3", qk_norm=True, head_dim=48)
+PYRAMID = dataclasses.replace(MLP, name="knobs-pyramid", widths=(300, 200, 100, 50), activation="gelu", batch_norm=True)
 
 ALONE = Plan(model=GPT2, tokens=128, micro_batch=4, device="cpu")
 KNOBS: dict[str, dict[str, object]] = {
@@ -56,6 +61,16 @@ KNOBS: dict[str, dict[str, object]] = {
     "llama-chunk-head-bf16": {"model": LLAMA, "precision": "bf16", "loss": Loss(chunks=8, chunk_head=True)},
     "amp-chunk-head": {"precision": "amp-bf16", "loss": Loss(chunks=4, chunk_head=True)},
     "padded-vocabulary": {"loss": Loss(vocab_multiple=128)},
+    "float32-logits": {"precision": "bf16", "loss": Loss(float32_output=True), "keep_logits": True},
+    "python-gelu": {"precision": "bf16", "implementation": Implementation(gelu="python")},
+    "python-gelu-amp": {"precision": "amp-bf16", "implementation": Implementation(gelu="python")},
+    "wide-softmax": {"precision": "bf16", "attention": "eager", "implementation": Implementation(softmax="float32")},
+    "llama-python-norm": {"model": LLAMA, "precision": "bf16", "implementation": Implementation(norm="python")},
+    "llama-repeat": {"model": LLAMA, "implementation": Implementation(grouped="repeat")},
+    "qwen2": {"model": QWEN2, "precision": "bf16"},
+    "qwen3": {"model": QWEN3, "precision": "bf16", "implementation": Implementation(norm="python")},
+    "fused-qkv": {"model": dataclasses.replace(LLAMA, fused_qkv=True), "checkpoint_every": 1},
+    "mlp-of-all-kinds": {"model": PYRAMID, "tokens": 0, "micro_batch": 256, "dropout": 0.3},
     "short": {"tokens": 64},
     "for-loop": {"optimizer_kind": "for-loop"},
     "fused": {"optimizer_kind": "fused"},

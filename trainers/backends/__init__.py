@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
 from memcalc.plan import Plan
 
-__all__ = ["Prepared", "device_of", "prepare"]
+__all__ = ["Prepared", "device_of", "hybrid_mesh", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,7 +43,9 @@ class Prepared:
 
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
     """Apply the plan's strategy with the backend its row names."""
-    backend = importlib.import_module(f"{__name__}.{plan.strategy_row.backend}")
+    divided = "tensor_parallel" if plan.layout.tensor > 1 else plan.strategy_row.backend
+    name = "fsdp_1" if plan.strategy_row.gathers and plan.fsdp.version == "1" else divided
+    backend = importlib.import_module(f"{__name__}.{name}")
     prepared = backend.prepare(model, plan, mesh, seed)
     assert isinstance(prepared, Prepared)
     return prepared
@@ -56,3 +58,9 @@ def device_of(mesh: DeviceMesh) -> torch.device:
         if mesh.device_type == "cuda"
         else torch.device(mesh.device_type)
     )
+
+
+def hybrid_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
+    """The same ranks in groups: shards lie within one, and every group has all of them."""
+    shape = (plan.ranks // plan.shards, plan.shards)
+    return init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))

@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from memcalc.plan import Plan
 from trainers import optimizers
-from trainers.backends import Prepared, device_of
+from trainers.backends import Prepared, device_of, hybrid_mesh
 from trainers.models import dtype_of, materialise, units
 
 __all__ = ["prepare"]
@@ -24,9 +23,12 @@ __all__ = ["prepare"]
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
     """``fully_shard`` each block, then the rest as the root; only shards are ever given memory."""
     precision = plan.precision_row
-    policy = MixedPrecisionPolicy()
-    if precision.autocast:
-        policy = MixedPrecisionPolicy(param_dtype=dtype_of(precision.compute), reduce_dtype=torch.float32)
+    policy = MixedPrecisionPolicy(
+        param_dtype=dtype_of(precision.compute) if precision.autocast else None,
+        reduce_dtype=dtype_of(plan.reduce_dtype),
+    )
+    if plan.strategy_row.replicates:
+        mesh = hybrid_mesh(mesh, plan)
     for unit in units(model, plan):
         fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=plan.strategy_row.reshards)
     # The root stays gathered from forward to backward, which is torch's default: it would be needed again at once.
@@ -36,7 +38,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
 
     @contextmanager
     def accumulate() -> Iterator[None]:
-        root.set_requires_gradient_sync(False)
+        root.set_requires_gradient_sync(plan.fsdp.sync_every_micro_batch)
         try:
             yield
         finally:

@@ -106,11 +106,12 @@ def _fill(full: Tensor, name: str, plan: Plan, seed: int) -> None:
 def _shard(full: Tensor, parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return full
-    (placement,) = parameter.placements
+    # Of two dimensions of a mesh the first replicates.
+    placement, dimension = parameter.placements[-1], parameter.device_mesh.ndim - 1
     if not isinstance(placement, Shard):
         return full
-    parts = full.chunk(parameter.device_mesh.size(), placement.dim)
-    rank = parameter.device_mesh.get_local_rank()
+    parts = full.chunk(parameter.device_mesh.size(dimension), placement.dim)
+    rank = parameter.device_mesh.get_local_rank(dimension)
     return parts[rank] if rank < len(parts) else full.narrow(placement.dim, 0, 0)
 
 
