@@ -38,8 +38,12 @@ class Update(Group):
             raise PlanError("an average is of a whole model; with adapters leave out --ema")
         if not self.in_backward:
             return
-        if plan.strategy_row.buckets or plan.strategy_row.flat_units or plan.strategy_row.main_grads:
-            raise PlanError(f"step in backward: {plan.strategy} hands gradients over in buckets; take single or fsdp")
+        row = plan.strategy_row
+        flat = row.flat_units or (row.gathers and plan.fsdp.version == "1")
+        if row.buckets or flat or row.main_grads or row.one_process or row.zero_stage is not None:
+            raise PlanError(
+                f"step in backward: {plan.strategy} hands gradients over in buckets or flat; take single or fsdp 2"
+            )
         if plan.accumulation > 1 or plan.layout.pipeline > 1:
             raise PlanError(f"step in backward cannot accumulate over {plan.accumulation} micro batches")
         if self.clip:

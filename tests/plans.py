@@ -387,7 +387,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     accumulation, set_to_none = draw(st.integers(1, 10 if layout.pipeline > 1 else 3)), draw(st.booleans())
     waits = (
         row.buckets or row.flat_units or row.main_grads or layout.pipeline > 1 or accumulation > 1 or not set_to_none
-        or chosen.family == "size"
+        or chosen.family == "size" or row.gathers or row.one_process or row.zero_stage is not None
     )  # fmt: skip
     update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
@@ -396,7 +396,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
     float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
     reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
-    offloads = not reentrant and chosen.family != "size" and draw(st.booleans())
+    away = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
     loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
@@ -430,7 +430,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         bucket_views=draw(st.booleans()),
         set_to_none=set_to_none,
         update=update,
-        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=offloads),
+        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
         fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter)),
         deepspeed=draw(deepspeeds(strategy)),
@@ -478,5 +478,5 @@ def divided(draw: st.DrawFn) -> Plan:
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),
-        adapter=Adapter(), loss_dtype="float32", keep_logits=False, compute=Compute(),
+        loss_dtype="float32", keep_logits=False, compute=Compute(),
     )  # fmt: skip
