@@ -1,7 +1,8 @@
 """Mixture of experts on the tape: route each token to some experts, run them on their rows, and add up what they say.
 
 Nothing is dropped. How many rows each expert gets depends on the data; what is kept is the same however they are
-spread, because it is ``top_k`` rows a token in all. Transients are those of balanced experts.
+spread, because it is ``top_k`` rows a token in all. Transients are those of balanced experts. In expert parallel a rank
+has some of the experts, sends their rows to the others and takes as many.
 """
 
 from __future__ import annotations
@@ -83,13 +84,34 @@ def dispatch(t: Tape, x: Tensor, name: str, tokens: Storage, sizes: Sequence[int
 
     node = t.node([edge(x)], select_backward)
     t.save(node, tokens)
-    selected = t.output(f"{name} rows", rows, dtype, node)
+    selected = _arranged(t, _exchanged(t, t.output(f"{name} rows", rows, dtype, node), name), name, len(sizes))
     node = t.node([edge(selected)], split_backward, outputs=len(sizes))
     parts = [Tensor(selected.storage, (size, rows[1]), dtype, node, slot) for slot, size in enumerate(sizes)]
     del selected
     said = [expert(part, index) for index, part in enumerate(parts)]
     node = t.node([edge(part) for part in said], join_backward)
-    return t.output(f"{name} experts' outputs", rows, said[0].dtype, node)
+    y = t.output(f"{name} experts' outputs", rows, said[0].dtype, node)
+    del said
+    return _exchanged(t, _arranged(t, y, name, len(sizes)), name)
+
+
+def _exchanged(t: Tape, x: Tensor, name: str) -> Tensor:
+    """Expert parallel: rows go to the ranks of their experts, as many as come (torch.distributed.all_to_all_single)."""
+    return _moved(t, x, f"{name} rows of all ranks", "communication") if t.layout.expert > 1 else x
+
+
+def _arranged(t: Tape, x: Tensor, name: str, experts: int) -> Tensor:
+    """What came, by sender, in the order of this rank's experts, or back; nothing where it has one."""
+    return _moved(t, x, f"{name} rows in order", "temporary") if t.layout.expert > 1 and experts > 1 else x
+
+
+def _moved(t: Tape, x: Tensor, name: str, category: str) -> Tensor:
+    shape, dtype = x.shape, x.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} gradient", shape, dtype, category)]
+
+    return t.output(name, shape, dtype, t.node([edge(x)], backward))
 
 
 def combine(t: Tape, y: Tensor, shares: Tensor, order: Storage, tokens: Storage, name: str) -> Tensor:

@@ -82,8 +82,8 @@ class Layout(Group):
             raise PlanError(f"context parallel {self.context}: {plan.model.name} reads no tokens")
         if self.context > 1 and (plan.kernel not in ("flash", "efficient") or not plan.family.divides):
             raise PlanError(
-                f"context parallel {self.context}: only fused attention of gpt2, llama, moe and megatron goes share by "
-                f"share, not {plan.kernel} of {plan.model.family}"
+                f"context parallel {self.context}: only fused attention of gpt2, llama, decoder and megatron goes share "
+                f"by share, not {plan.kernel} of {plan.model.family}"
             )
         parts = self.context * (self.tensor if self.sequence else 1)
         if plan.tokens % parts:
@@ -93,8 +93,13 @@ class Layout(Group):
         experts, ranks = plan.model.experts, plan.ranks // self.pipeline
         if experts % self.expert or not experts:
             raise PlanError(f"expert parallel {self.expert} does not divide {experts} experts of {plan.model.name}")
-        if ranks % self.expert:
+        if ranks % self.expert or plan.ranks == 1:
             raise PlanError(f"expert parallel {self.expert} does not divide {ranks} ranks")
+        row = plan.strategy_row
+        if row.shards_parameters or row.shards_optimizer:
+            raise PlanError(
+                f"expert parallel with {row.name}: experts would be divided over fewer ranks than the rest; take ddp"
+            )
 
     def _check_pipeline(self, plan: Plan) -> None:
         if (self.schedule == "interleaved") != (self.chunks > 1):

@@ -166,7 +166,8 @@ class Plan:
             raise PlanError(f"strategy {self.strategy} keeps no master copies ({self.precision}); these do: {keep}")
         if self.strategy_row.main_grads and not (self.precision_row.master or self.precision == "fp32"):
             raise PlanError(f"{self.strategy} trains in fp32, bf16-master or fp16-master, not in {self.precision}")
-        whole = not (self.strategy_row.gathers or (self.strategy_row.main_grads and self.strategy_row.shards_optimizer))
+        row = self.strategy_row
+        whole = not (row.gathers or (row.main_grads and row.shards_optimizer) or row.zero_stage)
         if not whole and not self.optimizer_row.shardable:
             raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
         if self.loss_dtype == "logits" and self.precision_row.autocast and not self.strategy_row.gathers:

@@ -70,6 +70,11 @@ def search(
     Weights stay in float32 unless asked otherwise: a GPU with bfloat16 gets amp-bf16, an older one with tensor
     cores amp-fp16, a CPU fp32. Pure 16-bit training changes what is learned, so it is never chosen unasked.
     """
+    if base.layout.model_parallel * base.layout.expert > 1:
+        raise PlanError(
+            "a recommendation is among strategies on equal ranks; leave out tensor, context, pipeline and expert parallel, "
+            "and estimate such plans one by one"
+        )
     if capacity is None:
         row = base.gpu_row if base.device == "cuda" else None
         if row is None:

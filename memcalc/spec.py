@@ -53,6 +53,8 @@ class Model:
     """Width inside the MLP of a block."""
     experts: int = 0
     """MLPs of a block of which each token takes ``top_k``, in a mixture of experts; ``ffn`` is the width inside one."""
+    routed: int = 0
+    """Experts a token may take in all, where this model is a rank's part with ``experts`` of them."""
     top_k: int = 0
     shared_ffn: int = 0
     """Width inside an MLP that every token takes besides; 0 where there is none."""

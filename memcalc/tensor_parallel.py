@@ -37,7 +37,7 @@ def share(whole: int, parts: int) -> int:
 
 
 def split_model(model: Model, layout: Layout) -> Model:
-    """The model of one rank of a tensor-parallel group: heads, MLP and vocabulary divided, its width whole.
+    """The model of one rank: heads, MLP and vocabulary divided over tensor parallel, experts over theirs, its width whole.
 
     >>> from memcalc.models import MODELS
     >>> part = split_model(MODELS["llama-3-8b"], Layout(tensor=4))
@@ -54,6 +54,7 @@ def split_model(model: Model, layout: Layout) -> Model:
         shared_ffn=model.shared_ffn // degree,
         vocab=share(model.vocab, degree),
         experts=model.experts // layout.expert,
+        routed=model.experts if layout.expert > 1 else model.routed,
     )
 
 

@@ -38,12 +38,9 @@ class Update(Group):
             raise PlanError("an average is of a whole model; with adapters leave out --ema")
         if not self.in_backward:
             return
-        row = plan.strategy_row
-        flat = row.flat_units or (row.gathers and plan.fsdp.version == "1")
-        if row.buckets or flat or row.main_grads or row.one_process or row.zero_stage is not None:
-            raise PlanError(
-                f"step in backward: {plan.strategy} hands gradients over in buckets or flat; take single or fsdp 2"
-            )
+        row, wrapped = plan.strategy_row, plan.strategy_row.gathers and (plan.offload.on or plan.fsdp.version == "1")
+        if wrapped or row.buckets or row.flat_units or row.main_grads or row.one_process or row.zero_stage is not None:
+            raise PlanError(f"step in backward: {plan.strategy} hands gradients over in buckets; take single or fsdp")
         if plan.accumulation > 1 or plan.layout.pipeline > 1:
             raise PlanError(f"step in backward cannot accumulate over {plan.accumulation} micro batches")
         if self.clip:

@@ -9,7 +9,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from memcalc.adapters import TARGETS, Adapter
+from memcalc.adapters import FIRST_PROMPTED, PROMPTED, TARGETS, Adapter
 from memcalc.checkpointing import POLICIES, Checkpointing
 from memcalc.compute import FLOAT8, Compute
 from memcalc.deepspeed import DeepSpeed
@@ -248,14 +248,14 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
-def fsdps(draw: st.DrawFn, strategy: str, ranks: int, adapter: Adapter) -> Fsdp:
+def fsdps(draw: st.DrawFn, strategy: str, ranks: int, plain: bool) -> Fsdp:
     """FSDP's fields, with replicas that divide the ranks where there are any."""
     row = STRATEGIES[strategy]
     if not row.gathers:
         return Fsdp()
     replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
     return Fsdp(
-        version="2" if adapter.freezes else draw(st.sampled_from(["1", "2"])),
+        version="2" if plain else draw(st.sampled_from(["1", "2"])),
         replicas=replicas,
         reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
         forward_prefetch=draw(st.booleans()),
@@ -271,7 +271,8 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
     if FAMILIES[model.family].opaque or FAMILIES[model.family].convolves or draw(st.booleans()):
         return Adapter()
     quantize = draw(st.sampled_from(["none", *QUANTISED]))
-    kind = draw(st.sampled_from(["lora", "adapter-v2"]))
+    prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED
+    kind = draw(st.sampled_from(["lora", *["adapter-v2"] * prompted]))
     return Adapter(
         kind=kind,
         rank=draw(st.integers(1, 5)),
@@ -307,10 +308,10 @@ def deepspeeds(draw: st.DrawFn, strategy: str) -> DeepSpeed:
 
 
 @st.composite
-def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, adapter: Adapter) -> Offload:
+def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, plain: bool) -> Offload:
     """What the strategy can offload from a GPU."""
     row = STRATEGIES[strategy]
-    if device == "cpu" or adapter.freezes or not (row.gathers or row.zero_stage) or draw(st.booleans()):
+    if device == "cpu" or plain or not (row.gathers or row.zero_stage) or draw(st.booleans()):
         return Offload()
     if row.gathers:
         return Offload(optimizer="cpu", parameters="cpu")
@@ -380,15 +381,16 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     layout = draw(pipelines(chosen)) if one_sequence and not whole else Layout()
     ranks *= layout.pipeline
     row = STRATEGIES[strategy]
-    gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer)
+    gathers, divides = row.gathers, row.gathers or (row.main_grads and row.shards_optimizer) or bool(row.zero_stage)
     optimizer = draw(st.sampled_from([row for row in OPTIMIZERS.values() if row.shardable or not divides]))
     device = draw(st.sampled_from(["cuda", "cpu"]))
     precision = draw(st.sampled_from(precisions(strategy)))
     accumulation, set_to_none = draw(st.integers(1, 10 if layout.pipeline > 1 else 3)), draw(st.booleans())
     waits = (
         row.buckets or row.flat_units or row.main_grads or layout.pipeline > 1 or accumulation > 1 or not set_to_none
-        or chosen.family == "size" or row.gathers or row.one_process or row.zero_stage is not None
+        or chosen.family == "size"
     )  # fmt: skip
+    waits = waits or row.one_process or row.zero_stage is not None
     update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
@@ -432,9 +434,11 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         update=update,
         compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
-        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter)),
+        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward)),
         deepspeed=draw(deepspeeds(strategy)),
-        offload=Offload() if layout.pipeline > 1 else draw(offloads(strategy, optimizer.name, device, adapter)),
+        offload=Offload()
+        if layout.pipeline > 1
+        else draw(offloads(strategy, optimizer.name, device, adapter.freezes or update.in_backward)),
         implementation=draw(implementations(chosen)),
         allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
@@ -456,7 +460,7 @@ def implementations(draw: st.DrawFn, model: Model) -> Implementation:
 @st.composite
 def divided(draw: st.DrawFn) -> Plan:
     """Plans of every family that tensor parallel can divide, with tensor, sequence and context parallel drawn."""
-    drawn = draw(plans(model=st.one_of(gpt2s(), llamas())))
+    drawn = draw(plans(model=st.one_of(gpt2s(), llamas())).filter(lambda plan: not plan.strategy_row.one_process))
     model, tokens = draw(st.one_of(st.just(drawn.model), megatrons())), 8
     if model.family != "megatron":
         model = dataclasses.replace(model, ffn=4 * -(-model.ffn // 4))
@@ -474,7 +478,7 @@ def divided(draw: st.DrawFn) -> Plan:
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
         drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
-        adapter=Adapter(), checkpointing=Checkpointing(),
+        checkpointing=Checkpointing(),
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),

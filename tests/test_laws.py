@@ -91,8 +91,9 @@ def padding(plan: Plan) -> int:
 
 def adaptable(plan: Plan) -> Plan:
     """Divided by a strategy that can train adapters."""
-    plan = replaced(divided_by_strategy_alone(plan), update=Update())
-    return replaced(plan, strategy="ddp") if plan.strategy_row.main_grads else plan
+    plan, row = replaced(divided_by_strategy_alone(plan), offload=Offload(), update=Update()), plan.strategy_row
+    other = row.main_grads or row.zero_stage is not None or plan.fsdp.version == "1"
+    return replaced(plan, strategy="ddp", loss_dtype="float32") if other else plan
 
 
 def replaced(plan: Plan, **changes: object) -> Plan:

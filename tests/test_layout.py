@@ -190,3 +190,20 @@ def test_golden_bytes_of_megatrons_own_tests() -> None:
     assert ledger(plan).peak().bytes == pytest.approx(4_702_430_720, rel=5e-5)
     local = dataclasses.replace(plan, precision="fp16-master", implementation=Implementation(megatron="core"))
     assert ledger(local).peak().bytes == pytest.approx(4_608_815_616, rel=5e-4)
+
+
+def test_expert_parallel_has_some_experts_and_exchanges_rows() -> None:
+    """A rank of four has a quarter of the experts, the whole router, and rows of others' tokens, as many as its own."""
+    model = dataclasses.replace(MODELS["moe-tiny"], experts=8, top_k=2)
+    plan = Plan(model=model, tokens=16, micro_batch=1, ranks=4, strategy="ddp", layout=Layout(expert=4))
+    whole, part = skeleton(dataclasses.replace(plan, layout=Layout())), skeleton(plan)
+    shapes = dict(zip(part.names, part.shapes, strict=True))
+    assert "layers.0.mlp.experts.1.up_proj.weight" in shapes
+    assert "layers.0.mlp.experts.2.up_proj.weight" not in shapes
+    assert shapes["layers.0.mlp.gate.weight"][0] == (8, model.hidden)
+    exchanged = [shape for name, shape in zip(part.names, part.shapes, strict=True) if "rows of all ranks" in name]
+    # There and back in two layers, forward and backward.
+    assert [shape[0] for shape in exchanged] == 8 * [(16 * 2, model.hidden)]
+    assert not any("rows of all ranks" in name for name in whole.names)
+    with pytest.raises(MemcalcError, match="expert parallel with fsdp-full-shard"):
+        dataclasses.replace(plan, strategy="fsdp-full-shard")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from memcalc.errors import InputError, PlanError
 from memcalc.estimate import estimate
 from memcalc.hardware import GPUS
+from memcalc.layout import Layout
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
 from memcalc.recommend import TIE, candidates, next_plan, recommend, remedies
@@ -257,3 +258,9 @@ def test_there_may_be_no_next_plan() -> None:
     assert (
         next_plan(replace(GPT2, model=MODELS["gpt2-xl"], micro_batch=2, ranks=1, strategy="single"), 16 * 10**9) is None
     )
+
+
+def test_layouts_are_estimated_and_not_searched() -> None:
+    plan = Plan(model=MODELS["gpt2"], tokens=64, micro_batch=1, ranks=8, strategy="ddp", layout=Layout(pipeline=4))
+    with pytest.raises(PlanError, match="leave out tensor, context, pipeline and expert parallel"):
+        recommend(plan, capacity=10**10)

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from memcalc.bench import bigscience
+
 __all__ = ["FRAMEWORKS", "Default", "Framework", "framework_of"]
 
 
@@ -82,8 +84,7 @@ _TRANSFORMERS = {
     "implementation t5": Default("norm=python", "modeling_t5.py: T5LayerNorm"),
 }
 
-FRAMEWORKS = (
-    Framework(
+FRAMEWORKS = (    Framework(
         name="DeepSpeed",
         sources=("deepspeedai/DeepSpeed", "microsoft/DeepSpeed "),
         defaults={"optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam")},
@@ -94,7 +95,12 @@ FRAMEWORKS = (
         defaults=_TRANSFORMERS
         | {
             "optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam"),
-            "zero_sizes": Default("reduce_bucket_size=50000000", "examples/sdma_allgather/ds_config_zero3.json"),
+            "attention used": Default(
+                "sdpa", "train_qwen3_zero3.py sets cfg.attn_implementation, but transformers reads _attn_implementation"
+            ),
+            "zero_sizes": Default(
+                "reduce_bucket_size=50000000, sub_group_size=1000000000000", "examples/sdma_allgather/ds_config_zero3.json"
+            ),
         },
     ),
     Framework(
@@ -105,6 +111,18 @@ FRAMEWORKS = (
             "zero_sizes": Default("auto", "the project's ZeRO-3 file says auto for buckets and thresholds"),
             "loss": Default("float32", "modeling_llama.py: logits.float()"),
             "torch": Default("2.0", "the newest release when the thread was opened"),
+        },
+    ),
+    Framework(
+        name="LLaMA-Factory",
+        sources=("hiyouga/LLaMA-Factory issue", "hiyouga/LlamaFactory issue"),
+        defaults=_TRANSFORMERS
+        | {
+            "seq_len": Default("1024", "src/llmtuner/hparams/data_args.py: cutoff_len"),
+            "zero_sizes": Default("auto", "examples/deepspeed/ds_z3_config.json: auto for buckets and thresholds"),
+            "optimizer_kind": Default("for-loop", "README.md asks for torch 1.13.1; foreach is the default from 2.0 on"),
+            "loss": Default("float32, shifted", "modeling_llama.py of 2023: logits.float(), copied shifted"),
+            "torch": Default("1.13", "README.md: PyTorch 1.13.1"),
         },
     ),
     Framework(
@@ -294,6 +312,14 @@ FRAMEWORKS = (
         defaults={"torch": Default("1.12", "torch 1.3 and later; 1.12 is the oldest release memcalc knows")},
     ),
     Framework(
+        name="llm-foundry on a model of transformers",
+        sources=("mosaicml/llm-foundry issue",),
+        defaults={
+            "loss": Default("float32", "scripts/train/yamls/finetune: hf_causal_lm, whose modeling_mpt.py takes F.cross_entropy"),
+            "optimizer_kind": Default("for-loop", "composer/optim/decoupled_weight_decay.py"),
+        },
+    ),
+    Framework(
         name="llm-foundry",
         sources=("mosaicml/llm-foundry",),
         defaults={
@@ -312,15 +338,17 @@ FRAMEWORKS = (
     Framework(
         name="Megatron-DeepSpeed of bigscience",
         sources=("bigscience-workshop/bigscience",),
-        defaults={
-            "zero": Default("deepspeed", "megatron/training.py: deepspeed.initialize"),
-            "pipeline_engine": Default("yes", "megatron/model/gpt_model.py: GPTModelPipe, a PipelineModule"),
-            "stage": Default("first", "chronicles-prequel.md: nvidia-smi on a node with an embedding"),
-            "contiguous": Default("no", "deepspeed/runtime/engine.py, 0.4.4 to 0.12: not in stage 1"),
-            "optimizer_kind": Default("fused", "megatron/optimizer/__init__.py: apex.optimizers.FusedAdam"),
-            "loss": Default("made float32 by the model", "megatron/model/gpt_model.py, GPTModelPipe: float16_to_fp32"),
-            "torch": Default("1.12", "torch 1.8 to 1.11; memcalc's oldest"),
-        },
+        defaults={key: Default(*said) for key, said in bigscience.DEEPSPEED.items()},
+    ),
+    Framework(
+        name="Megatron-LM of bigscience, May 2021",
+        sources=("bigscience-workshop/bigscience experiments/gpt2.md",),
+        defaults={key: Default(*said) for key, said in bigscience.GPT2.items()},
+    ),
+    Framework(
+        name="Megatron-DeepSpeed of bigscience, May 2021",
+        sources=("bigscience-workshop/bigscience experiments/gpt2.md (Megatron+DeepSpeed 3D)",),
+        defaults={key: Default(*said) for key, said in bigscience.GPT2_DEEPSPEED.items()},
     ),
     Framework(
         name="GPUMemNet's training loops",

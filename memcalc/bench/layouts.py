@@ -93,7 +93,7 @@ def strategy_of(reading: Reading) -> tuple[str, int, Layout]:
     kinds = [kind for kind in degrees if kind in _STRATEGIES or kind in set(STRATEGIES)]
     alone = degrees.get("dp") == 1 and layout.model_parallel > 1
     if alone and not kinds:
-        kinds = ["megatron-ddp"] if engine == "megatron" else ["single"]
+        kinds = [{"megatron": "megatron-ddp", "deepspeed": "deepspeed-0"}.get(reading.default("zero"), "single")]
     if not kinds and not any(kind in _LACKING for kind in degrees):
         reading.lack("data parallel of a kind that is not stated")
     for kind, degree in degrees.items():

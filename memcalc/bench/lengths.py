@@ -32,6 +32,8 @@ def settle_length(reading: Reading) -> None:
     elif found := _REMARKED.fullmatch(text):
         tokens = int(found[1])
         reading.assume(f"length {tokens}: {found[2]}")
+    elif not text and (default := reading.default("seq_len")):
+        tokens = int(default)
     else:
         return
     reading.row = dataclasses.replace(row, cells={**row.cells, "seq_len": str(tokens)})

@@ -52,8 +52,10 @@ class Reading:
             self.lacks.append(found)
 
     def number(self, column: str) -> int:
-        """A whole number; a lack and 0 where the cell holds none."""
+        """A whole number, the framework's where the cell is blank; a lack and 0 where neither holds one."""
         value = self.row.whole(column)
+        if value is None and not self.row[column] and self.default(column):
+            value = int(self.default(column))
         if value is None:
             text = self.row[column]
             name = column.replace("_", " ")

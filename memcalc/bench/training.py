@@ -53,7 +53,6 @@ _OPTIMIZERS = {
     "adam (fused)": ("adam", "fused"),
     "sgd": ("sgd", ""),
     "sgd momentum": ("sgd-momentum", ""),
-    "fusedadam": ("adam", "fused"),
     # colossalai/nn/optimizer/hybrid_adam.py updates what is on the GPU with one fused kernel.
     "hybridadam (fused)": ("adamw", "fused"),
     "cpu_adam": ("adam", "fused"),
@@ -61,6 +60,8 @@ _OPTIMIZERS = {
     "decoupled_adamw": ("adamw", "for-loop"),
     "adam8bit (bnb)": ("adamw-8bit", "fused"),
     "adamw8bit (bnb)": ("adamw-8bit", "fused"),
+    "adamw 8-bit": ("adamw-8bit", "fused"),
+    "adamw_8bit": ("adamw-8bit", "fused"),
     "adamw (8-bit bitsandbytes)": ("adamw-8bit", "fused"),
     "pagedadamw": ("paged-adamw", "fused"),
     "pagedadamw8bit": ("paged-adamw-8bit", "fused"),
@@ -97,6 +98,10 @@ _ATTENTION = {
     "default (sdpa)": "auto",
     "flash": "flash",
     "flash/triton": "flash",
+    "triton flash": "flash",
+    # xformers.ops.memory_efficient_attention is torch's efficient kernel, where the card has no other.
+    "xformers": "efficient",
+    "flash/xformers": "efficient",
     "eager": "eager",
     "eager (fused softmax)": "eager",
     "unfused": "eager",
@@ -138,6 +143,8 @@ def precision_of(reading: Reading, built: Model | None) -> str:
         return "fp32"
     if PRECISIONS[precision].master:
         return precision  # which gradients and states go with it is the strategy's to know
+    if reading.row["lora_rank"] or reading.row["grad_dtype"] == "adapter only":
+        return precision  # gradients and states are the adapters', whose dtype is their library's to know
     kept = PRECISIONS[precision].weights
     for column in ("grad_dtype", "optimizer_state_dtype"):
         text = reading.row[column]
@@ -208,7 +215,8 @@ def attention_of(reading: Reading, built: Model | None) -> str:
     """The attention kernel, as in Plan; families without attention have ``auto``."""
     if built is None or not built.heads or FAMILIES[built.family].written_out:
         return "auto"
-    text = reading.said("attention").lower()
+    # What a source says it set is not always what its framework then used.
+    text = reading.default("attention used") or reading.said("attention").lower()
     if text == "te default":
         reading.assume("Transformer Engine chooses a fused kernel, which keeps what flash attention keeps")
     if text not in _ATTENTION:

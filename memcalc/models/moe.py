@@ -24,7 +24,7 @@ __all__ = ["MOE"]
 
 def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "hidden", "heads", "kv_heads", "ffn", "experts", "top_k", "vocab", "context")
-    if model.top_k > model.experts:
+    if model.top_k > (model.routed or model.experts):
         raise PlanError(f"model {model.name}: each token takes {model.top_k} experts, but there are {model.experts}")
     head_is_tied(model, False)
     llama.check(model, plan)
@@ -48,7 +48,7 @@ def weights(model: Model) -> list[Weight]:
 
 def _experts(model: Model, block: str) -> list[Weight]:
     h, f, shared = model.hidden, model.ffn, model.shared_ffn
-    parts = {"gate": (model.experts, h)}
+    parts = {"gate": (model.routed or model.experts, h)}
     for expert in range(model.experts):
         parts |= {f"experts.{expert}.{name}": shape for name, shape in _swiglu(h, f)}
     if shared:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.fsdp import Fsdp
 from memcalc.implementation import Implementation
 from memcalc.loss import Loss
 from memcalc.models import Model
@@ -109,6 +110,23 @@ TOGETHER: dict[str, dict[str, object]] = {
     "full-shard-keep": {"strategy": "fsdp-full-shard", "set_to_none": False},
     "full-shard-reentrant": {"strategy": "fsdp-full-shard", "checkpoint_every": 1, "reentrant": True},
     "full-shard-llama-eager": {"strategy": "fsdp-full-shard", "model": LLAMA, "attention": "eager"},
+    "full-shard-amp-accumulation": {"strategy": "fsdp-full-shard", "precision": "amp-bf16", "accumulation": 2},
+    "reduce-low": {"strategy": "fsdp-full-shard", "precision": "amp-bf16", "fsdp": Fsdp(reduce_dtype="compute")},
+    "reduce-high": {"strategy": "fsdp-full-shard", "precision": "bf16", "fsdp": Fsdp(reduce_dtype="float32")},
+    "fsdp-1-amp": {"strategy": "fsdp-full-shard", "precision": "amp-bf16", "fsdp": Fsdp(version="1")},
+    "fsdp-1-grad-op": {"strategy": "fsdp-shard-grad-op", "accumulation": 3, "fsdp": Fsdp(version="1")},
+    "fsdp-1-prefetch": {
+        "strategy": "fsdp-full-shard",
+        "model": LLAMA,
+        "fsdp": Fsdp(version="1", backward_prefetch="post", forward_prefetch=True),
+    },
+    "hybrid": {
+        "strategy": "fsdp-hybrid-shard",
+        "ranks": 4,
+        "precision": "amp-bf16",
+        "fsdp": Fsdp(replicas=2, reduce_dtype="compute"),
+    },
+    "hybrid-1": {"strategy": "fsdp-hybrid-shard-grad-op", "ranks": 4, "fsdp": Fsdp(version="1", replicas=2)},
 }
 
 
@@ -116,7 +134,7 @@ TOGETHER: dict[str, dict[str, object]] = {
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     plans = {name: dataclasses.replace(ALONE, **changes) for name, changes in KNOBS.items()}  # type: ignore[arg-type]
     for name, changes in TOGETHER.items():
-        plans[name] = dataclasses.replace(ALONE, ranks=2, **changes)  # type: ignore[arg-type]
+        plans[name] = dataclasses.replace(ALONE, **{"ranks": 2, **changes})  # type: ignore[arg-type]
     folder: Path = tmp_path_factory.mktemp("knobs")
     return {result.name: result for result in validate(plans, out=folder, show=lambda result: None)}
 

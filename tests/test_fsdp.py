@@ -1,0 +1,86 @@
+"""FSDP in its forms, replicas, offload, and nn.DataParallel: what a real run on CPUs cannot show, or shows too slowly."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from memcalc.errors import PlanError
+from memcalc.estimate import estimate
+from memcalc.fsdp import Fsdp
+from memcalc.host import host_tensors
+from memcalc.ledger import ledger
+from memcalc.models import MODELS
+from memcalc.offload import Offload
+from memcalc.plan import Plan
+
+PLAN = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, strategy="fsdp-full-shard", ranks=8, precision="amp-bf16")
+COUNT = sum(weight.numel for weight in PLAN.weights)
+ONE = replace(PLAN, fsdp=Fsdp(version="1"))
+
+
+def test_replicas_hold_what_as_many_ranks_as_one_of_them_has_would_hold() -> None:
+    hybrid = replace(PLAN, strategy="fsdp-hybrid-shard", fsdp=Fsdp(replicas=2))
+    assert hybrid.shards == 4
+    assert ledger(hybrid).peak() == ledger(replace(PLAN, ranks=4)).peak()
+    hybrid = replace(hybrid, tokens=8)
+    low = replace(hybrid, fsdp=Fsdp(replicas=2, reduce_dtype="compute"))
+    alone = replace(PLAN, ranks=4, tokens=8, fsdp=Fsdp(reduce_dtype="compute"))
+    # In another dtype than the shards' the all-reduced gradient of every unit stays until backward is done.
+    assert 0 < ledger(low).peak().bytes - ledger(alone).peak().bytes <= 2 * COUNT // 4
+    with pytest.raises(PlanError, match="8 ranks do not divide over 3 replicas"):
+        replace(hybrid, fsdp=Fsdp(replicas=3))
+
+
+def test_replicas_are_nodes_unless_said() -> None:
+    assert replace(PLAN, strategy="fsdp-hybrid-shard", ranks=16, nodes=4).shards == 4
+
+
+def test_fsdp_1_makes_no_second_copy_of_what_it_gathers() -> None:
+    two, one = (ledger(plan).peak().by_moment["forward"] for plan in (PLAN, ONE))
+    assert two > one
+
+
+def test_prefetching_backward_gathers_one_unit_more() -> None:
+    low = replace(ONE, precision="bf16", optimizer="sgd", checkpoint_every=1)
+    peaks = {
+        how: ledger(replace(low, fsdp=Fsdp(version="1", backward_prefetch=how))).peak().by_moment["backward"]
+        for how in ("pre", "post", "none")
+    }
+    assert peaks["none"] <= peaks["post"] <= peaks["pre"]
+
+
+def test_accumulated_gradients_stay_whole_unless_they_are_reduced_each_time() -> None:
+    plan = replace(ONE, accumulation=2)
+    each = replace(plan, fsdp=Fsdp(version="1", sync_every_micro_batch=True))
+    saved = ledger(plan).peak().bytes - ledger(each).peak().bytes
+    assert saved > 2 * COUNT * 0.7
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_offloaded_shards_gradients_and_states_are_on_the_host(version: str) -> None:
+    plan = replace(PLAN, fsdp=Fsdp(version=version), offload=Offload(optimizer="cpu", parameters="cpu"))
+    peak = ledger(plan).peak()
+    assert peak.by_category["parameters"] == peak.by_category["optimizer"] == 0
+    sizes = sum(tensor.size for tensor in host_tensors(plan))
+    assert sizes == pytest.approx(16 * COUNT / 8, rel=0.001)
+    assert estimate(plan).host > sizes
+    # FSDP 1 lets go of the device's shards of gradients when backward is done, FSDP 2 as they are copied.
+    timeline = ledger(plan)
+    shards = [name.endswith("shards gradient") for name in timeline.names]
+    alive = np.cumsum(np.where(np.array(shards)[timeline.ident], timeline.delta, 0)).max()
+    assert (alive > 0.99 * 4 * COUNT / 8) == (version == "1")
+
+
+def test_data_parallel_gathers_outputs_on_the_first_gpu() -> None:
+    plan = replace(PLAN, strategy="data-parallel", ranks=4, precision="fp32")
+    one = replace(plan, strategy="single", ranks=1)
+    more = ledger(plan).peak().by_moment["loss"] - ledger(one).peak().by_moment["loss"]
+    logits = 4 * 1024 * 50257
+    # Logits and log-softmax of four instead of one; the replica's own logits go once they are gathered.
+    assert more == pytest.approx((3 + 3) * logits, rel=0.01)
+    # Sums of gradients stand beside the replica's own.
+    after = ledger(replace(plan, micro_batch=1, tokens=1)).peak()
+    assert after.by_category["gradients"] == pytest.approx(8 * COUNT, rel=0.01)
