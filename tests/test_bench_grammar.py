@@ -163,7 +163,7 @@ def test_how_the_loss_was_computed(cells: dict[str, str], loss: Loss) -> None:
         ("PagedAdamW8bit", "paged-adamw-8bit", False),
         ("PagedAdamW (low memory config)", "paged-adamw", True),
         ("AdamW4bit (torchao)", "adamw-4bit-ao", False),
-        ("FusedAdam", "fused-adam", False),
+        ("FusedAdam (apex)", "fused-adam", False),
         ("Muon", "muon", False),
     ],
 )
