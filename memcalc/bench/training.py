@@ -69,6 +69,7 @@ _OPTIMIZERS = {
     "adamw8bit (torchao)": ("adamw-8bit-ao", "fused"),
     "adamw4bit (torchao)": ("adamw-4bit-ao", "fused"),
     "adamwfp8 (torchao)": ("adamw-fp8-ao", "fused"),
+    "fusedadam": ("fused-adam", "fused"),
     "fusedadam (apex)": ("fused-adam", "fused"),
     "adafactor": ("adafactor-hf", "for-loop"),
     "adafactor (torch)": ("adafactor", ""),
