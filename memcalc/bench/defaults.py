@@ -56,6 +56,7 @@ PYTORCH = {
     "selective": Default("op", "torchtitan's word without another: by operation"),
     "optimizer_kind": Default("foreach", "torch.optim, _default_to_fused_or_foreach: foreach for CUDA parameters"),
     "sync": Default("each", "torch/distributed/fsdp reduces gradients in every backward that is not in no_sync"),
+    "compiled loss": Default("", "torch.compile acts only where it is called"),
     "torch": Default("2.13", "memcalc's own"),
 }
 
@@ -82,6 +83,19 @@ _TRANSFORMERS = {
         "norm=python, grouped=repeat, softmax=float32", "modeling_mixtral.py: MixtralRMSNorm, repeat_kv"
     ),
     "implementation t5": Default("norm=python", "modeling_t5.py: T5LayerNorm"),
+}
+
+_TORCHTITAN = {
+    "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
+    "implementation llama": Default(
+        "norm=python, grouped=repeat, rotary=complex",
+        "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb",
+    ),
+    "allocator": Default("expandable_segments:True", "run_llama_train.sh from October 2024 on"),
+    "loss_parallel": Default("yes", "torchtitan/config_manager.py: disable_loss_parallel is off"),
+    "sequence": Default("yes", "torchtitan/parallelisms/parallelize_llama.py, apply_tp: SequenceParallel norms"),
+    "torch": Default("2.6", "README.md: a nightly build"),
+    "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
 }
 
 FRAMEWORKS = (    Framework(
@@ -209,18 +223,19 @@ FRAMEWORKS = (    Framework(
     ),
     Framework(
         name="torchtitan",
+        sources=("pytorch/torchtitan", "pytorch/ao torchao/prototype/float8nocompile"),
+        defaults=_TORCHTITAN,
+    ),
+    Framework(
+        name="torchtitan of 2025",
         sources=(
-            "pytorch/torchtitan", "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows",
-            "pytorch/ao torchao/prototype/float8nocompile",
+            "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows",
+            "pytorch/torchtitan benchmarks/llama3-8b_h200_2025",
         ),
-        defaults={
-            "activation_checkpointing": Default("selective", "train_configs/llama3_8b.toml: selective, op"),
-            "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtitan/models/norms.py, RMSNorm (norm_type rmsnorm); models/llama/model.py: repeat_kv, apply_rotary_emb"),
-            "allocator": Default("expandable_segments:True", "run_llama_train.sh from October 2024 on"),
-            "loss_parallel": Default("yes", "torchtitan/config_manager.py: disable_loss_parallel is off"),
-            "sequence": Default("yes", "torchtitan/parallelisms/parallelize_llama.py, apply_tp: SequenceParallel norms"),
-            "torch": Default("2.6", "README.md: a nightly build"),
-            "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
+        defaults=_TORCHTITAN
+        | {
+            "torch": Default("2.8", "README.md: a nightly build"),
+            "compiled loss": Default("yes", "torchtitan/components/loss.py, build_cross_entropy_loss: compiled with the model"),
         },
     ),
     Framework(
@@ -287,6 +302,14 @@ FRAMEWORKS = (    Framework(
             "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
             "loss": Default("shifted", "modeling_gpt2.py of its day: shift_logits = lm_logits[..., :-1, :].contiguous()"),
             **_TRANSFORMERS,
+        },
+    ),
+    Framework(
+        name="PyTorch's tutorials of 2021",
+        sources=("pytorch/tutorials recipes_source/zero_redundancy_optimizer",),
+        defaults={
+            "torch": Default("1.12", "the page came with torch 1.8; 1.12 is the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "torch.optim of 1.12 takes foreach only when told to"),
         },
     ),
     Framework(
