@@ -129,7 +129,7 @@ def test_reasons_are_counted_alone_and_together() -> None:
 @pytest.fixture
 def bench(tmp_path: Path) -> Callable[..., Result]:
     path = tmp_path / "rows.csv"
-    path.write_text(text_of(GPT2, GPT2 | {"id": "x-2", "lora_rank": "8"}, GPT2 | {"id": "x-3", "value_gib": "1"}))
+    path.write_text(text_of(GPT2, GPT2 | {"id": "x-2", "optimizer": "Lomo"}, GPT2 | {"id": "x-3", "value_gib": "1"}))
     return lambda *words: CliRunner().invoke(app, ["bench", str(path), *words])
 
 
@@ -143,7 +143,7 @@ def test_json_has_the_shape_of_the_issue(bench: Callable[..., Result]) -> None:
     assert [list(row) for row in found["rows"]] == [
         ["id", "metric", "measured_gib", "estimated_gib", "error_pct", "verdict", "moment", "assumptions", "skipped"]
     ] * 3
-    assert [row["skipped"] for row in found["rows"]] == [None, "LoRA", None]
+    assert [row["skipped"] for row in found["rows"]] == [None, "optimizer Lomo", None]
     assert found["summary"]["rows"] == 2
     only = json.loads(bench("--format", "json", "--worst", "1").stdout)
     assert [row["id"] for row in only["rows"]] == ["x-3"]
@@ -155,11 +155,11 @@ def test_the_table_shows_sources_worst_rows_and_reasons(bench: Callable[..., Res
     assert re.search(r"^someone/project +allocated +2 +1 ", text, re.MULTILINE)
     assert re.search(r"^all +allocated +2 +1 ", text, re.MULTILINE)
     assert re.search(r"^x-3 +max_memory_allocated +1\.000 ", text, re.MULTILINE)
-    assert re.search(r"^LoRA +1 +1$", text, re.MULTILINE)
+    assert re.search(r"^optimizer Lomo +1 +1$", text, re.MULTILINE)
     assert bench("--format", "markdown").stdout.startswith("| source ")
     lines = bench("--format", "csv").stdout.splitlines()
     assert len(lines) == 4
-    assert lines[2] == "x-2,max_memory_allocated,4.000,,,,,LoRA"
+    assert lines[2] == "x-2,max_memory_allocated,4.000,,,,,optimizer Lomo"
 
 
 @pytest.mark.parametrize(
