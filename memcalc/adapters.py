@@ -16,7 +16,7 @@ from memcalc.spec import HEAD, ROOT, Weight
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["KINDS", "TARGETS", "Adapter"]
+__all__ = ["FIRST_PROMPTED", "KINDS", "PROMPTED", "TARGETS", "Adapter"]
 
 KINDS = ("none", "lora", "adapter", "adapter-v2")
 # Leaf names of linear layers, as PEFT's target_modules; a dotted name tells layers of one leaf name apart.

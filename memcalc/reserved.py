@@ -167,10 +167,11 @@ def _first_gradients(timeline: Timeline, construction: list[Event], body: list[E
     gradients = CATEGORIES.index("gradients")
     kinds = dict(zip(timeline.ident.tolist(), timeline.category.tolist(), strict=True))
     kept = {timeline.names[ident]: (ident, size) for ident, size in construction if kinds[ident] == gradients}
+    freed = {ident for ident, size in body if size < 0}
     found = {}
     for ident, size in body:
         name = timeline.names[ident]
-        if kinds[ident] == gradients and size > 0 and kept.get(name, (0, 0))[1] == size:
+        if kinds[ident] == gradients and size > 0 and ident in freed and kept.get(name, (0, 0))[1] == size:
             found[ident] = kept.pop(name)[0]
     return found
 

@@ -74,4 +74,4 @@ def delayed(plan: Plan, names: Sequence[str], events: Iterable[tuple[int, int]])
 
 def _version(plan: Plan) -> str:
     """Which FSDP; NO_SHARD's wrapper, FSDP 1 too, gathers nothing."""
-    return str(getattr(plan.fsdp, "version", "2"))
+    return plan.fsdp.version

@@ -361,8 +361,8 @@ FAULTS = [
     Fault(
         name="offloaded gradients go one by one under FSDP 1",
         file="parallel/flat_shard.py",
-        right="        if self.away and self.sync:  # copied to the host one by one, but let go together (_finalize_params)\n            self.grads.clear()",
-        wrong="        self.grads.clear()",
+        right="        self.grads.setdefault(unit, shard)\n",
+        wrong="        if not self.away:\n            self.grads.setdefault(unit, shard)\n",
     ),
     Fault(
         name="DataParallel gathers no outputs",

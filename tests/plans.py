@@ -436,7 +436,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         device=device,
         fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward)),
         deepspeed=draw(deepspeeds(strategy)),
-        offload=Offload() if layout.pipeline > 1 else draw(offloads(strategy, optimizer.name, device, adapter.freezes or update.in_backward)),
+        offload=Offload()
+        if layout.pipeline > 1
+        else draw(offloads(strategy, optimizer.name, device, adapter.freezes or update.in_backward)),
         implementation=draw(implementations(chosen)),
         allocator=draw(st.sampled_from(ALLOCATORS)),
         layout=layout,
@@ -476,7 +478,7 @@ def divided(draw: st.DrawFn) -> Plan:
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
         drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
-        checkpointing=Checkpointing(),
+        adapter=Adapter(), checkpointing=Checkpointing(),
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,
         loss=Loss(form=drawn.loss.form if drawn.loss.form == "compiled" and not megatron else "plain"),

@@ -125,6 +125,35 @@ def test_images() -> None:
              "notes": "tier A; config tsn_r50_1x1x6_100e_mit_rgb; input per GPU 16 videos x 6 segments x 1 frames"}  # fmt: skip
     plan = plan_of(**clips)
     assert (plan.micro_batch, plan.model.classes) == (96, 339)
+    notes = "tier B; config tsn_r50_320p_1x1x3_110e_kinetics400_flow; input per GPU 32 videos x 3 segments x 5 frames"
+    flow = {"model": "TSN ResNet50 optical flow input", "micro_batch_per_gpu": "32", "notes": notes}
+    plan = plan_of(**clips | flow)
+    assert (plan.micro_batch, plan.model.channels, plan.model.features) == (96, 10, 10 * 224 * 224)
+
+
+def test_a_stack_of_linear_layers_ends_in_its_head() -> None:
+    plan = plan_of(model="20 x Linear(2000,2000) MLP", n_params="80040000", vocab="", seq_len="1")
+    assert (plan.model.activation, estimate(plan).parameters) == ("identity", 80_040_000)
+
+
+@pytest.mark.parametrize(
+    ("text", "metric", "tokens"),
+    [
+        ("128 src / 128 tgt", "max_memory_allocated", 128),
+        ("<=128 src / <=128 tgt", "fits", 128),
+        ("<=128 src / <=128 tgt", "max_memory_allocated", 0),
+        ("128 src / 64 tgt", "fits", 0),
+    ],
+)
+def test_both_sides_of_a_t5(text: str, metric: str, tokens: int) -> None:
+    cells = {"model": "T5-large", "layers": "24 enc + 24 dec", "hidden": "1024", "heads": "16", "ffn": "4096",
+             "vocab": "32128", "n_params": "737668096", "attention": "eager"}  # fmt: skip
+    measured = {"value_gib": ""} if metric == "fits" else {}
+    row = {**cells, "seq_len": text, "metric": metric, "gpu_type": "A100", "gpu_gib": "80", **measured}
+    if tokens:
+        assert plan_of(**row).tokens == tokens
+    else:
+        assert any("not one number" in lack for lack in lacks_of(**row))
 
 
 def test_the_width_of_an_mlp_is_that_of_its_input() -> None:

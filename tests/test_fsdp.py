@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from memcalc.adapters import Adapter
 from memcalc.errors import PlanError
 from memcalc.estimate import estimate
 from memcalc.fsdp import Fsdp
@@ -84,3 +85,13 @@ def test_data_parallel_gathers_outputs_on_the_first_gpu() -> None:
     # Sums of gradients stand beside the replica's own.
     after = ledger(replace(plan, micro_batch=1, tokens=1)).peak()
     assert after.by_category["gradients"] == pytest.approx(8 * COUNT, rel=0.01)
+
+
+def test_frozen_weights_accumulate_nothing() -> None:
+    """A law found gradients of frozen weights, which no reduction ever took away."""
+    plan = Plan(
+        model=MODELS["gpt2-tiny"], strategy="fsdp-shard-grad-op", ranks=2, precision="amp-bf16", micro_batch=1,
+        accumulation=2, tokens=8, adapter=Adapter(kind="lora", rank=1, targets="query-value"),
+    )  # fmt: skip
+    summed = {name for name in ledger(plan).names if name.endswith("accumulated gradient")}
+    assert summed and all("lora_" in name for name in summed)

@@ -19,6 +19,7 @@ from memcalc.layout import Layout
 from memcalc.ledger import ledger, peaks
 from memcalc.models import FAMILIES, Model
 from memcalc.offload import Offload
+from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.reserved import replayed, run
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
@@ -46,6 +47,9 @@ def model_states(plan: Plan) -> int:
     upto = first[0] if len(first) else len(timeline.delta)
     kinds = np.isin(timeline.category[:upto], [CATEGORIES.index(name) for name in STATES])
     return int(timeline.delta[:upto][kinds].sum())
+
+
+QUANTISING = tuple(name for name in OPTIMIZERS if name.endswith(("-8bit", "-ao")) or name.startswith("paged"))
 
 
 def with_states_that_divide(plan: Plan) -> Plan:
@@ -218,8 +222,10 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
     if plan.strategy_row.zero_stage is not None:
         return  # a wider weight may cross a threshold: DeepSpeed no longer keeps it gathered, or fills a bucket sooner
     plan = at_home(plan)
-    if plan.optimizer == "adafactor":  # the fullest moment of its step is told before sizes are rounded to blocks
-        plan = replaced(plan, optimizer="adamw")
+    # The fullest moment of Adafactor's step is told before sizes are rounded to blocks; others keep large tensors in fewer
+    # bits, or elsewhere.
+    if plan.optimizer in ("adafactor", "adafactor-hf", *QUANTISING):
+        plan = replaced(plan, optimizer="adamw", optimizer_kind="foreach")
     base = ledger(plan).peak().bytes
     model = plan.model
     assert ledger(replaced(plan, micro_batch=plan.micro_batch + 1)).peak().bytes >= base
@@ -268,7 +274,8 @@ def test_an_adapter_never_needs_more_states_and_more_rank_never_less(plan: Plan,
     trained = [weight for weight in plan.weights if weight.trainable]
     full = replaced(plan, adapter=Adapter())
     if sum(weight.numel for weight in trained) < sum(weight.numel for weight in full.weights) / 4:
-        assert model_states(with_states_that_divide(plan)) < model_states(with_states_that_divide(full))
+        rounding = 512 * len(plan.weights)  # an allocation's, of tensors this small
+        assert model_states(with_states_that_divide(plan)) < model_states(with_states_that_divide(full)) + rounding
 
 
 @given(plans(model=token_models()), st.integers(1, 9))
@@ -323,7 +330,10 @@ def test_expandable_segments_hold_no_more_than_a_page_for_each_hole(plan: Plan) 
         return
     timeline = ledger(plan)
     held = replayed(plan, timeline, AllocatorOptions(expandable_segments=True))
-    assert held.peak_allocated == timeline.peak().bytes
+    if plan.strategy_row.gathers and plan.fsdp.version == "1":
+        assert held.peak_allocated >= timeline.peak().bytes  # frees wait for another stream
+    else:
+        assert held.peak_allocated == timeline.peak().bytes
     assert held.segments <= 2 * len(held.by_stream)
 
 

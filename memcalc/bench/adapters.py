@@ -45,6 +45,11 @@ def settle_base(reading: Reading) -> str:
         return "none"
     if kind == "nf4" and reading.default("quantisation") == "double":
         kind = "nf4-double"
+    # On one GPU trl/trainer/sft_trainer.py calls peft's prepare_model_for_kbit_training, which makes all that is not
+    # quantised float32; fms-acceleration leaves it out where it loads the adapters itself (framework_plugin_bnb.py).
+    if "baseline-peft-bnb" in reading.row["notes"] and reading.row.whole("n_gpus") == 1:
+        reading.assume("what is not quantised is float32: prepare_model_for_kbit_training")
+        rest = "fp32"
     _put(reading, rest)
     return kind
 
@@ -74,8 +79,10 @@ def adapter_of(reading: Reading, quantize: str, *, checkpointed: bool) -> Adapte
     if not rank:
         reading.lack(f"LoRA of a rank that is not stated: {row['lora_rank']}")
         return Adapter()
-    if re.search(r"\bDoRA\b|unsloth|base still trained|fused LoRA", notes):
-        reading.lack("LoRA of another kind", only_less="fused LoRA" in notes)
+    if re.search(r"\bDoRA\b|unsloth|base still trained", notes):
+        reading.lack("LoRA of another kind")
+    if "fused LoRA" in notes:
+        reading.assume("fused LoRA kernels are counted as PEFT's own operations, which keep more")
     targets = next((targets for pattern, targets in _TARGETS if re.search(pattern, notes)), "")
     if not targets:
         targets = reading.default("lora_targets") or "query-value"
@@ -101,5 +108,6 @@ def _quantised(reading: Reading, quantize: str) -> dict[str, Any]:
     return {
         "quantize": quantize,
         "quantize_head": "head" in words,
-        "quantized_saves_input": "input" in words and quantize.startswith("nf4"),
+        # MatMul8bitLt made the transposed input as well until bitsandbytes 0.45, of the end of 2024.
+        "quantized_saves_input": quantize == "int8" or ("input" in words and quantize.startswith("nf4")),
     }

@@ -233,7 +233,10 @@ FRAMEWORKS = (    Framework(
             "pytorch/torchtitan benchmarks/llama3-8b_h200_2025",
         ),
         defaults=_TORCHTITAN
-        | {"compiled loss": Default("yes", "torchtitan/components/loss.py, build_cross_entropy_loss: compiled with the model")},
+        | {
+            "torch": Default("2.8", "README.md: a nightly build"),
+            "compiled loss": Default("yes", "torchtitan/components/loss.py, build_cross_entropy_loss: compiled with the model"),
+        },
     ),
     Framework(
         name="torchtune of late 2024",
@@ -299,6 +302,14 @@ FRAMEWORKS = (    Framework(
             "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
             "loss": Default("shifted", "modeling_gpt2.py of its day: shift_logits = lm_logits[..., :-1, :].contiguous()"),
             **_TRANSFORMERS,
+        },
+    ),
+    Framework(
+        name="PyTorch's tutorials of 2021",
+        sources=("pytorch/tutorials recipes_source/zero_redundancy_optimizer",),
+        defaults={
+            "torch": Default("1.12", "the page came with torch 1.8; 1.12 is the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "torch.optim of 1.12 takes foreach only when told to"),
         },
     ),
     Framework(

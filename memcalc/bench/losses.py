@@ -32,6 +32,7 @@ _FORMS: dict[str, tuple[dict[str, Any], str]] = {
         "the loss is taken of the 16-bit logits, which are kept",
     ),
     "float32, kept": ({"loss": Loss(float32_output=True), "keep_logits": True}, ""),
+    "compiled": ({"loss": Loss(form="compiled")}, "the loss is compiled"),
     "fused": ({"loss": Loss(form="fused")}, ""),
     "fused linear": ({"loss": Loss(form="fused-linear")}, "fused linear cross-entropy is counted as Liger's"),
     "cut": ({"loss": Loss(form="cut")}, ""),
@@ -68,6 +69,8 @@ def loss_of(reading: Reading, precision: str, tokens: int) -> dict[str, Any]:
     word = next((word for pattern, word in _NOTED if re.search(pattern, row["notes"])), default)
     if word == "in place":
         word = f"{default}, in place" if f"{default}, in place" in _FORMS else "shifted, in place"
+    if word == "compiled" and reading.said("compile") != "yes":
+        word = "float32"
     if word == "chunked":
         return _litgpt(precision, tokens, finetuned=bool(row["lora_rank"]))
     if word == "float32" and reading.said("compile") == "yes" and reading.default("compiled loss") == "yes":

@@ -14,11 +14,14 @@ _MLP = re.compile(
     r"MLP input:(\d{1,9})_output:(\d{1,9})_depth:([1-9]\d{0,3})_arch:(\w+?)_batch:\d+_act:(\w+)"
     r"_dropout:([\d.]+)_dropout:(\w+)_batchnorm:(\w+)"
 )
+_STACK = re.compile(r"(\d{1,4}) x Linear\((\d{1,6}),\2\)")
 _ACTIVATIONS = {"swish": "silu"}
 
 
 def perceptron(reading: Reading) -> Model | None:
     """Widths follow from the architecture (GPUMemNet, mlp_next.py), and the parameter count confirms them."""
+    if stack := _STACK.match(reading.row["model"]):
+        return _stack(reading, int(stack[1]), int(stack[2]))
     match = _MLP.fullmatch(reading.row["model"])
     size = reading.number("n_params")
     if match is None or not size:
@@ -40,6 +43,18 @@ def perceptron(reading: Reading) -> Model | None:
     counted = sum(weight.numel for weight in FAMILIES["mlp"].weights(built))
     if counted != size:
         reading.lack(f"model family: an MLP of {match[4]} widths has {counted:,} parameters here, not {size:,}")
+    return built
+
+
+def _stack(reading: Reading, layers: int, width: int) -> Model:
+    """Linear layers and nothing between them (pytorch/tutorials, zero_redundancy_optimizer): the last is the head."""
+    reading.assume("the loss is counted as cross-entropy")
+    built = Model(
+        name="mlp", family="mlp", layers=layers - 1, hidden=width, features=width, classes=width, activation="identity"
+    )  # fmt: skip
+    counted, size = sum(weight.numel for weight in FAMILIES["mlp"].weights(built)), reading.number("n_params")
+    if counted != size:
+        reading.lack(f"model family: {layers} layers of {width} have {counted:,} parameters, not {size:,}")
     return built
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 
 from memcalc.bench.reading import Reading
@@ -14,7 +15,7 @@ _VIT = re.compile(r"vit_(tiny|small|base|large|huge)_patch(\d{1,2})_(\d{2,4})")
 _CLASSES = re.compile(r"(\d{1,5}) classes")
 # mmaction2, configs/recognition: labels of the data set whose name a configuration ends with.
 _DATASETS = {"kinetics400": 400, "mit": 339, "mmit": 313, "sthv1": 174, "sthv2": 174, "ucf101": 101, "hmdb51": 51}
-_VIDEOS = re.compile(r"(\d{1,4}) videos x (\d{1,3}) segments x 1 frames")
+_VIDEOS = re.compile(r"(\d{1,4}) videos x (\d{1,3}) segments x (\d{1,2}) frames")
 _DEPTHS = {"18", "34", "50", "101", "152"}
 
 
@@ -49,14 +50,13 @@ def resnet(reading: Reading) -> Model | None:
         sets = [count for key, count in _DATASETS.items() if words and f"_{key}_" in words[1]]
         classes = sets[0] if sets else 400
         reading.assume(f"{classes} classes; clips are single frames through a plain ResNet")
-    return _checked(reading, _replaced(row, name, classes))
-
-
-def _replaced(row: Model, name: str, classes: int) -> Model:
-    return Model(
-        name=name, family="resnet", stages=row.stages, bottleneck=row.bottleneck, hidden=row.hidden, image=row.image,
-        channels=row.channels, features=row.features, classes=classes,
-    )  # fmt: skip
+    channels = row.channels
+    if "flow" in name:  # mmaction2, configs/recognition/tsn: in_channels=10, two of each of five frames
+        clip = _VIDEOS.search(reading.row["notes"])
+        channels = 2 * int(clip[3]) if clip else 10
+    features = channels * row.image**2
+    built = dataclasses.replace(row, name=name, channels=channels, features=features, classes=classes)
+    return _checked(reading, built)
 
 
 def _checked(reading: Reading, built: Model) -> Model:

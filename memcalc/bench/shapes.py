@@ -46,14 +46,14 @@ _NAMES = (
 )
 # Families that are no decoders of tokens.
 _OTHERS = (
-    (r"^MLP input:", "mlp"),
+    (r"^MLP input:|^\d+ x Linear\(", "mlp"),
     (r"^nn\.Transformer demo", "size"),
     (r"^megatron(-deepspeed)? gpt", "megatron"),
     (r"^megatron t5", "megatron-t5"),
     (r"^bert(?!.*megatron)", "bert"),
     (r"^t5-", "t5"),
     (r"(^|\b)vit_", "vit"),
-    (r"^(torchvision )?resnet-?\d+$|^TSN ResNet\d+$", "resnet"),
+    (r"^(torchvision )?resnet-?\d+$|^TSN ResNet\d+( optical flow input)?$", "resnet"),
 )
 # Names of models no family has, by what is missing.
 _LACKING = (

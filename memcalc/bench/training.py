@@ -128,12 +128,13 @@ def precision_of(reading: Reading, built: Model | None) -> str:
     if not weights or not compute:
         reading.lack("dtypes are not stated")
         return "fp32"
-    if (weights, compute) == ("bf16", "bf16 autocast") and built and built.family == "llama":
+    plain = built is not None and (built.family == "llama" or (built.family == "decoder" and built.norm != "layer"))
+    if (weights, compute) == ("bf16", "bf16 autocast") and plain:
         reading.assume(
             "autocast over bfloat16 weights is counted as plain bfloat16: norm, softmax and loss are float32 either way"
         )
         compute = "bf16"
-    if (weights, compute) == ("fp16", "fp16 autocast") and built and built.family == "llama":
+    if (weights, compute) == ("fp16", "fp16 autocast") and plain:
         reading.assume(
             "autocast over float16 weights is counted as plain float16: norm, softmax and loss are float32 either way"
         )

@@ -95,7 +95,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
     }
     if built.family.startswith("megatron"):
         fields |= megatron_run(reading, layout.tensor)
-    elif FAMILIES[built.family].reads == "tokens" and not built.classes:
+    elif FAMILIES[built.family].reads == "tokens" and not built.classes and strategy != "data-parallel":
         fields |= loss_of(reading, precision, tokens)
     try:
         return Plan(

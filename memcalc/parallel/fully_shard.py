@@ -144,7 +144,8 @@ class FullyShard(Replicated):
         if not self.sync:
             if self.reduced != self.low:
                 for weight in self.units[unit]:
-                    self._accumulate(unit, weight)
+                    if weight.trainable:
+                        self._accumulate(unit, weight)
             return
         grads.update(self.accumulated.pop(unit, {}))
         self.reduce_input = None

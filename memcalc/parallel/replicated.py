@@ -47,6 +47,7 @@ class Replicated:
         """Parameters, optimizer states and whatever else lives between steps."""
         if not self.away:
             self.parameters()
+        self.whole.clear()  # what goes to the host, or into a flat parameter, is not taken one by one
         self.tape.moment = "start"
         if not self.away:
             self.optimizer_states()
