@@ -7,23 +7,66 @@ import dataclasses
 import pytest
 
 from memcalc import ops
+from memcalc.adapters import Adapter
+from memcalc.bench.boundary import states
 from memcalc.estimate import estimate
 from memcalc.implementation import Implementation
 from memcalc.ledger import ledger
+from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
 from memcalc.recommend import recommend, remedies
+from memcalc.reserved import replayed
 from memcalc.search import search
 from memcalc.spec import Weight
 from memcalc.tape import Tape, Tensor
 from memcalc.units import format_both, format_bytes
-from tests.figures import GB, GIB, MIB, kept_by_a_layer, largest, peak, trained
+from tests.figures import GB, GIB, MIB, kept_by_a_layer, largest, parameters, peak, trained
 
 PHI_3 = Model(
     name="phi-3 shape", family="gpt2", layers=1, hidden=3072, heads=32, kv_heads=32, ffn=8192, vocab=1000, context=4096,
     tied=True,
 )  # fmt: skip
 QWEN_VOCAB = 151936
+
+
+def test_c09_bert_large_takes_15_gb_and_its_weights_1_3() -> None:
+    """Hugging Face's guides on training on one GPU: 335,143,938 float32 parameters with AdamW are 8,681 MiB by NVML at
+    one sample of 512 tokens and accumulation, of which 1343 are the context; 16 B a parameter are states."""
+    model = dataclasses.replace(MODELS["bert-large"], classes=2)
+    plan = trained(
+        model, attention="eager", dropout=0.1, accumulation=4, set_to_none=False, torch="1.12", gpu="v100-16gb",
+        optimizer_kind="for-loop",
+    )  # fmt: skip
+    assert parameters(plan) == 335_143_938
+    timeline = ledger(plan)
+    assert states(timeline) == pytest.approx(16 * 335_143_938, rel=0.01)
+    held = replayed(plan, timeline).peak_reserved
+    assert held / MIB + 1343 == pytest.approx(8681, rel=0.1)
+    # Accumulation adds no activations: the peak of four rounds is that of two.
+    assert peak(plan) == peak(dataclasses.replace(plan, accumulation=2))
+
+
+def test_c17_lora_keeps_activations_and_no_states_of_what_is_frozen() -> None:
+    """Lightning-AI/litgpt, tutorials/resource-tables.md: Llama-2-7B with LoRA of 4,194,304 parameters, 1304 tokens in
+    bfloat16: 21.30 and 29.07 GB for one and two samples, and a card of 40 GB is too small for four."""
+    plans = [
+        trained(
+            "llama-2-7b", tokens=1304, micro_batch=batch, precision="bf16", gpu="a100-40gb", torch="2.1",
+            adapter=Adapter(kind="lora", rank=8, targets="query-value", dropout=0.05), loss_dtype="logits",
+            loss=Loss(chunks=11, chunk_head=True), implementation=Implementation(norm="chain", grouped="repeat"),
+        )
+        for batch in (1, 2, 4)
+    ]  # fmt: skip
+    found = [estimate(plan) for plan in plans]
+    for each in found:
+        assert each.peak.by_category["parameters"] / GB == pytest.approx(13.48, abs=0.03)
+        assert each.peak.by_category["optimizer"] < 20e6
+        assert each.parameters in (4_194_304, 6_738_415_616, 6_738_415_616 + 4_194_304)
+    sizes = [each.peak.bytes / GB for each in found]
+    assert sizes[:2] == pytest.approx([21.30, 29.07], rel=0.08)
+    assert (sizes[2] - sizes[1]) / 2 == pytest.approx(sizes[1] - sizes[0], rel=0.001)
+    assert found[2].verdict != "fits"
 
 
 def test_c10_one_linear_layer_in_decimal_units() -> None:

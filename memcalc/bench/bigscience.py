@@ -23,9 +23,9 @@ DEEPSPEED = {
 # May 2021: experiments/gpt2-meg, Megatron-LM's own trainer.
 GPT2 = {
     "zero": ("megatron", "experiments/gpt2-meg/meg_gpt2_base_n16.slurm: pretrain_gpt.py"),
-    "heads": ("32", "NHEADS=32"),
+    "heads": ("32", "experiments/gpt2-meg: NHEADS=32"),
     "kv_heads": ("32", "one for each of NHEADS=32"),
-    "param_dtype": ("fp16+fp32 master", "--fp16"),
+    "param_dtype": ("fp16+fp32 master", "experiments/gpt2-meg: --fp16"),
     "attention": ("eager", "megatron/model/transformer.py, CoreAttention: scores are written out"),
     "optimizer_kind": _ADAM,
     "torch": _TORCH,
