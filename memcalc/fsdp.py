@@ -44,6 +44,9 @@ class Fsdp(Group):
     original_parameters: bool = knob(
         True, "--no-orig-params", "FSDP 1: the optimizer sees flat parameters (use_orig_params=False)."
     )
+    adapter_units: bool = knob(
+        True, "--no-adapter-units", "FSDP 1: adapters share the units of their blocks (without peft's policy)."
+    )
     sync_every_micro_batch: bool = knob(
         False, "--sync-every-micro-batch", "FSDP: reduce gradients of every micro batch (no no_sync)."
     )
@@ -52,9 +55,26 @@ class Fsdp(Group):
         ranks, groups = plan.data_parallel * plan.layout.context, self.groups(plan)
         if ranks % groups:
             raise PlanError(f"{ranks} ranks do not divide over {groups} replicas")
+        if self.mixes(plan):
+            self._check_mixed(plan)
 
-        if self.version == "1" and plan.strategy_row.gathers and plan.adapter.freezes:
-            raise PlanError(f"FSDP 1 is not counted with frozen weights ({plan.adapter.kind}); take --fsdp-version 2")
+    def mixes(self, plan: Plan) -> bool:
+        """FSDP 1 has frozen and trained weights in one flat parameter."""
+        flat = self.version == "1" and plan.strategy_row.gathers and plan.adapter.freezes
+        return flat and not (self.adapter_units and plan.shards > 1)
+
+    def _check_mixed(self, plan: Plan) -> None:
+        """What torch/distributed/fsdp/_flat_param.py, _init_flat_param_and_metadata, refuses."""
+        if not self.original_parameters:
+            raise PlanError(
+                "frozen and trained weights in one unit of FSDP 1 need original parameters; leave out --no-orig-params"
+            )
+        if plan.adapter.dtype == "float32" and plan.precision_row.weights != "float32":
+            raise PlanError("one unit of FSDP 1 has one dtype; leave out --no-adapter-units or --adapter-dtype float32")
+        if plan.adapter.quantize != "none":
+            raise PlanError(
+                "quantised weights want no gradient, as all in one unit of FSDP 1 would; leave out --no-adapter-units"
+            )
 
     def groups(self, plan: Plan) -> int:
         """Groups of ranks that each hold all shards: as many as nodes unless said otherwise."""

@@ -180,6 +180,8 @@ class Tape(Recorder):
         self._uses: dict[str, int] = {}
         self._grad_enabled = True
         self._casts: dict[str, tuple[Storage, Node]] = {}
+        self.entries: list[Storage] | None = None
+        """Where inputs of reentrant checkpoints stay with their gradients once they have run backward; None drops them."""
         self.policy: Callable[[], Keeps] | None = None
         """What checkpoints keep; None keeps nothing but their input."""
         self._region: Region | None = None
@@ -432,12 +434,15 @@ class Tape(Recorder):
             kept_input = node.saved[0]
             assert kept_input is not None
             y = function(Tensor(kept_input, shape, dtype, entry))
+            entered = kept_input if self.entries is not None else None
             del kept_input
             self._casts = kept
             assert y.node is not None
             y.node.grads[y.slot] = grads[0]
             inner, self._nodes = self._nodes, outer
             self._run(inner)
+            if self.entries is not None:
+                self.entries += [storage for storage in (entered, entry.grads[0]) if storage is not None]
             return [entry.grads[0]]
 
         assert parent is not None

@@ -63,6 +63,7 @@ PYTORCH = {
 # What the layers of transformers are written like.
 _TRANSFORMERS = {
     "sync": Default("last", "accelerate/accelerator.py, accumulate: no_sync but for the last micro batch"),
+    "reentrant": Default("yes", "transformers/modeling_utils.py, gradient_checkpointing_enable: use_reentrant=True"),
     "adapters": Default("peft", "peft: adapters are float32 (autocast_adapter_dtype)"),
     "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
     "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),

@@ -19,6 +19,7 @@ from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.sharded import masters_of, sharded_of
 from memcalc.bench.training import attention_of, checkpointing_of, compute_of, optimizer_of, precision_of, update_of
+from memcalc.checkpointing import Checkpointing
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.implementation import Implementation
@@ -92,6 +93,7 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
         "dropout": _dropout(reading, built),
         "set_to_none": _set_to_none(reading, reading.default("torch")),
         "implementation": _implementation(reading, built),
+        "reentrant": checkpoint > 0 and checkpointing == Checkpointing() and _reentrant(reading, built),
     }
     if built.family.startswith("megatron"):
         fields |= megatron_run(reading, layout.tensor)
@@ -146,6 +148,11 @@ def _set_to_none(reading: Reading, torch: str) -> bool:
     if keeps:
         reading.assume("gradients stay allocated: zero_grad sets them to zero before torch 2.0")
     return not keeps
+
+
+def _reentrant(reading: Reading, built: Model) -> bool:
+    """The form of checkpointing that the framework takes where nothing is said."""
+    return built.family != "t5" and reading.default("reentrant") == "yes"
 
 
 def _implementation(reading: Reading, built: Model) -> Implementation:
