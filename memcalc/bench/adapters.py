@@ -88,7 +88,7 @@ def adapter_of(reading: Reading, quantize: str, *, checkpointed: bool) -> Adapte
         targets = reading.default("lora_targets") or "query-value"
         reading.assume(f"LoRA on {targets}: the row does not say")
     dropout = _DROPOUT.search(notes)
-    autocast = "autocast" in row["compute_dtype"]
+    autocast = "autocast" in row["compute_dtype"] or _cast_by_policy(reading)
     return Adapter(
         kind="lora",
         rank=rank,
@@ -99,6 +99,13 @@ def adapter_of(reading: Reading, quantize: str, *, checkpointed: bool) -> Adapte
         input_gradients=library == "peft" and checkpointed,
         **_quantised(reading, quantize),
     )
+
+
+def _cast_by_policy(reading: Reading) -> bool:
+    """FSDP computes all units in the dtype of its mixed-precision policy, as autocast would."""
+    if "fsdp" not in reading.row["strategy"] or reading.default("policy") != "compute":
+        return False
+    return re.match(r"(bf|fp)16", reading.row["compute_dtype"]) is not None
 
 
 def _quantised(reading: Reading, quantize: str) -> dict[str, Any]:

@@ -49,6 +49,8 @@ PYTORCH = {
     "loss": Default("float32", "memcalc's own: cross_entropy on float32 logits"),
     "offload": Default("none", "torch keeps tensors where they were made"),
     "adapters": Default("", "torch has none"),
+    "policy": Default("", "FullyShardedDataParallel casts where it is given a MixedPrecision"),
+    "reentrant": Default("", "torch.utils.checkpoint is told which form to take"),
     "quantised": Default("", "the blocks' linear layers, by a MatMul4Bit that keeps no input"),
     "lora_dropout": Default("", "not stated"),
     "lora_targets": Default("", "not stated"),
@@ -63,6 +65,7 @@ PYTORCH = {
 # What the layers of transformers are written like.
 _TRANSFORMERS = {
     "sync": Default("last", "accelerate/accelerator.py, accumulate: no_sync but for the last micro batch"),
+    "policy": Default("compute", "transformers/training_args.py hands bf16 to accelerate, whose FSDP casts by policy"),
     "reentrant": Default("yes", "transformers/modeling_utils.py, gradient_checkpointing_enable: use_reentrant=True"),
     "adapters": Default("peft", "peft: adapters are float32 (autocast_adapter_dtype)"),
     "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
