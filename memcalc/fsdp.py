@@ -65,16 +65,13 @@ class Fsdp(Group):
 
     def _check_mixed(self, plan: Plan) -> None:
         """What torch/distributed/fsdp/_flat_param.py, _init_flat_param_and_metadata, refuses."""
+        cure = "take more ranks" if self.adapter_units else "leave out --no-adapter-units"
         if not self.original_parameters:
-            raise PlanError(
-                "frozen and trained weights in one unit of FSDP 1 need original parameters; leave out --no-orig-params"
-            )
-        if plan.adapter.dtype == "float32" and plan.precision_row.weights != "float32":
-            raise PlanError("one unit of FSDP 1 has one dtype; leave out --no-adapter-units or --adapter-dtype float32")
+            raise PlanError(f"a unit of FSDP 1 with frozen and trained weights cannot have --no-orig-params; {cure}")
+        if plan.adapter.dtype == "float32" and plan.strategy_row.gathers and plan.precision_row.weights != "float32":
+            raise PlanError(f"a unit of FSDP 1 has one dtype, not float32 adapters beside others; {cure}")
         if plan.adapter.quantize != "none":
-            raise PlanError(
-                "quantised weights want no gradient, as all in one unit of FSDP 1 would; leave out --no-adapter-units"
-            )
+            raise PlanError(f"a unit of FSDP 1 wants gradients for all or none, and not for quantised weights; {cure}")
 
     def groups(self, plan: Plan) -> int:
         """Groups of ranks that each hold all shards: as many as nodes unless said otherwise."""
