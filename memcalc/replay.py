@@ -100,7 +100,9 @@ def replay(
         block = allocator.allocate(size, streams.get(ident, 0))
         if block is None:
             tried = allocator.segment_size(options.round(size))
-            refused = Refusal(event=index, tried=tried, allocated=allocator.allocated - waiting, reserved=allocator.reserved)
+            refused = Refusal(
+                event=index, tried=tried, allocated=allocator.allocated - waiting, reserved=allocator.reserved
+            )
             break
         live[ident] = block
         peak_allocated = max(peak_allocated, allocator.allocated - waiting)

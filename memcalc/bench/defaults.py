@@ -157,6 +157,16 @@ FRAMEWORKS = (    Framework(
         },
     ),
     Framework(
+        name="Axolotl",
+        sources=("axolotl-ai-cloud/axolotl PR",),
+        defaults=_TRANSFORMERS
+        | {
+            "optimizer": Default("adamw (fused)", "axolotl's config reference: optimizer is OptimizerNames.ADAMW_TORCH_FUSED"),
+            "optimizer_kind": Default("fused", "axolotl's config reference: optimizer is OptimizerNames.ADAMW_TORCH_FUSED"),
+            "torch": Default("2.12", "the pull requests' own"),
+        },
+    ),
+    Framework(
         name="Stanford Alpaca",
         sources=("tatsu-lab/stanford_alpaca",),
         defaults=_TRANSFORMERS
@@ -209,10 +219,11 @@ FRAMEWORKS = (    Framework(
             "loss": Default("chunked", "litgpt/utils.py: chunked_cross_entropy, chunk_size=128"),
             "quantised": Default(
                 "head, input",
-                "BitsandbytesPrecision converts every linear layer; MatMul4Bit of bitsandbytes 0.41 keeps its input",
+                "BitsandbytesPrecision converts every linear layer; MatMul4Bit of bitsandbytes before 0.43.2 keeps its input",
             ),
             "lora_dropout": Default("0.05", "finetune/lora.py: lora_dropout = 0.05"),
             "lora_targets": Default("query-value", "finetune/lora.py: lora_query and lora_value"),
+            "adapters": Default("litgpt", "litgpt/lora.py: in the dtype of the weights; zero_pad puts q and v in place by index_copy"),
         },
     ),
     Framework(
