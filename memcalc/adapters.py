@@ -74,7 +74,9 @@ class Adapter(Group):
         "Quantised layers keep their input for backward, as bitsandbytes before 0.43.2.",
     )
     fused: bool = knob(
-        False, "--adapter-fused", "LoRA in autograd functions of its own, which keep their 16-bit input and nothing else."
+        False,
+        "--adapter-fused",
+        "LoRA in autograd functions of its own, which keep their 16-bit input and nothing else.",
     )
     scattered: bool = knob(
         False,

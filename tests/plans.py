@@ -277,11 +277,16 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
     quantize = draw(st.sampled_from(["none", *QUANTISED]))
     prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED
     kind = draw(st.sampled_from(["lora", *["adapter-v2"] * prompted]))
+    dropout = draw(st.sampled_from([0.0, 0.1]))
+    lora = kind == "lora"
     return Adapter(
         kind=kind,
+        fused=lora and not dropout and draw(st.booleans()),
+        scattered=lora and draw(st.booleans()),
+        trains_rest=lora and quantize == "none" and draw(st.booleans()),
         rank=draw(st.integers(1, 5)),
         targets="all-linear" if model.family == "mlp" else draw(st.sampled_from(list(TARGETS))),
-        dropout=draw(st.sampled_from([0.0, 0.1])),
+        dropout=dropout,
         dtype=draw(st.sampled_from(["weights", "float32"] if kind == "lora" else ["weights"])),
         input_gradients=draw(st.booleans()),
         quantize=quantize,

@@ -108,6 +108,21 @@ FRAMEWORKS = (    Framework(
         defaults={"optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam")},
     ),
     Framework(
+        name="DeepSpeed-Chat",
+        sources=("deepspeedai/DeepSpeedExamples",),
+        defaults=_TRANSFORMERS
+        | {
+            "torch": Default("2.0", "the newest release when most of the threads were opened"),
+            "loss": Default("shifted", "modeling_opt.py, modeling_bloom.py: shift_logits are copied"),
+            "optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam"),
+            "adapters": Default(
+                "deepspeed-chat",
+                "dschat/utils/module/lora.py: the adapted matrices are frozen, all else only with --only_optimize_lora",
+            ),
+            "lora_targets": Default("all-linear", "training_scripts: --lora_module_name decoder.layers., every layer of a block"),
+        },
+    ),
+    Framework(
         name="DeepSpeed's example of all-gathers by copy engines",
         sources=("deepspeedai/DeepSpeed examples/sdma_allgather",),
         defaults=_TRANSFORMERS
@@ -223,7 +238,7 @@ FRAMEWORKS = (    Framework(
             ),
             "lora_dropout": Default("0.05", "finetune/lora.py: lora_dropout = 0.05"),
             "lora_targets": Default("query-value", "finetune/lora.py: lora_query and lora_value"),
-            "adapters": Default("litgpt", "litgpt/lora.py: in the dtype of the weights; zero_pad puts q and v in place by index_copy"),
+            "adapters": Default("litgpt", "litgpt/lora.py: in the dtype of the weights; zero_pad takes index_copy"),
         },
     ),
     Framework(
