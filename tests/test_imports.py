@@ -22,6 +22,8 @@ LAYERS = [
     ["recorder"],
     ["groups", "schedules", "engines"],
     ["layout"],
+    ["graph"],
+    ["autograd"],
     ["tape"],
     ["ops", "norms", "positions", "context_parallel", "attention", "convolution", "experts"],
     ["tensor_parallel", "vocab_parallel", "megatron", "cross_entropy"],
