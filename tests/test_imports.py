@@ -42,6 +42,7 @@ LAYERS = [
         "update",
         "compute",
     ],
+    ["sound"],
     ["plan"],
     ["sharding", "stages"],
     ["host"],

@@ -15,8 +15,9 @@ from memcalc.groups import Group
 from memcalc.hardware import GPUS
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
-from memcalc.plan import ATTENTIONS, DEVICES, LOSSES, Plan
+from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
+from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
 __all__ = ["Command", "Words", "build_model", "build_plan", "given", "option", "plan_options"]
