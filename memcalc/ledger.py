@@ -20,6 +20,7 @@ from memcalc import ops
 from memcalc.adapted import adapting, prompting
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
+from memcalc.graph import Graph, Node, Tensor
 from memcalc.models import Block
 from memcalc.parallel import Replicated, Zero3, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Links
@@ -30,7 +31,7 @@ from memcalc.sharding import rows_per_rank
 from memcalc.spec import Weight
 from memcalc.stages import Stage, Stretch, stage_weights, telling
 from memcalc.stages import stage as stage_of
-from memcalc.tape import Graph, Node, Tape, Tensor
+from memcalc.tape import Tape
 from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
 from memcalc.vocab_parallel import gather_logits

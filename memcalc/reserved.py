@@ -109,8 +109,9 @@ def replayed(
 def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     """Allocations and frees from construction through ``steps`` steps, as ``(ident, bytes)``.
 
-    The first backward makes the gradients that are kept, and the optimizer makes its states in the first step, unless they are there before it: because they were loaded, or
-    because they go with master copies, as in DeepSpeed (initialize_optimizer_states) and Megatron.
+    The first backward makes the gradients that are kept, and the optimizer makes its states in the first step, unless
+    they are there before it: because they were loaded, or because they go with master copies, as in DeepSpeed
+    (initialize_optimizer_states) and Megatron.
 
     In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
     What the timeline's step frees of the step before (a batch, under NO_SHARD gradients) the first has not got.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from math import prod
 
+from memcalc.graph import Tensor
 from memcalc.optimizers.row import fullest
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.quantised import QUANTISED, stored
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["ROOT_UNIT", "Replicated"]
 
