@@ -92,6 +92,10 @@ class Adapter(Group):
         """The model's own weights are not trained."""
         return self.kind != "none"
 
+    def idle(self, plan: Plan) -> dict[str, str]:
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("kind", "quantize")]
+        return {} if self.freezes else dict.fromkeys(names, "is for adapters; add --adapter lora")
+
     def check(self, plan: Plan) -> None:
         if self.quantize != "none" and not self.freezes:
             raise PlanError(f"quantised weights ({self.quantize}) cannot be trained; take --adapter lora")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
@@ -78,6 +79,17 @@ class Fsdp(Group):
         if not plan.strategy_row.replicates:
             return 1
         return self.replicas or gcd(plan.nodes, plan.data_parallel * plan.layout.context)
+
+    def idle(self, plan: Plan) -> dict[str, str]:
+        row = plan.strategy_row
+        if not row.gathers:
+            names = (field.name for field in dataclasses.fields(self))
+            return dict.fromkeys(names, f"is for FSDP, not for strategy {row.name}; take --strategy fsdp-full-shard")
+        found = {} if row.replicates else {"replicas": "is for hybrid shards; take --strategy fsdp-hybrid-shard"}
+        if self.version == "2":
+            old = ("forward_prefetch", "backward_prefetch", "limit_all_gathers", "original_parameters")
+            found |= dict.fromkeys(old, "is for FSDP 1; add --fsdp-version 1")
+        return found
 
     def untrained(self, plan: Plan) -> str:
         if not plan.strategy_row.gathers:
