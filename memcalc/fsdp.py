@@ -47,8 +47,16 @@ class Fsdp(Group):
     sync_every_micro_batch: bool = knob(
         False, "--sync-every-micro-batch", "FSDP: reduce gradients of every micro batch (no no_sync)."
     )
+    separate_root: bool = knob(
+        False,
+        "--separate-root",
+        "FSDP 2: embeddings, and the last norm with the head, are units of their own and not the root's.",
+    )
+    """As torchtitan since 28 July 2025 (models/llama3/infra/parallelize.py, apply_fsdp); the head stays gathered."""
 
     def check(self, plan: Plan) -> None:
+        if self.separate_root and (self.version == "1" or plan.model.tied):
+            raise PlanError("separate root: only of FSDP 2, and where the head is not the embeddings; leave it out")
         ranks, groups = plan.data_parallel * plan.layout.context, self.groups(plan)
         if ranks % groups:
             raise PlanError(f"{ranks} ranks do not divide over {groups} replicas")

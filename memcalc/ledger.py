@@ -13,6 +13,7 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -21,13 +22,13 @@ from memcalc.adapted import adapting, prompting
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.models import Block
-from memcalc.parallel import Replicated, Zero3, build_whole, flattened, make, resume, shard_units
+from memcalc.parallel import EMBEDDINGS, Replicated, Zero3, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
 from memcalc.schedules import MIDDLE, passes, played
 from memcalc.sharding import rows_per_rank
-from memcalc.spec import Weight
+from memcalc.spec import HEAD, Weight
 from memcalc.stages import Stage, Stretch, stage_weights, telling
 from memcalc.stages import stage as stage_of
 from memcalc.tape import Graph, Node, Tape, Tensor
@@ -116,7 +117,7 @@ class _Step:
         self.links = Links(plan, stage, self.crossing(weights))
         weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
         runs = [part.stop - part.start for part in stage.chunks] if stage.of > 1 else []
-        self.units = shard_units(weights, max(plan.checkpoint_every, 1), runs)
+        self.units = shard_units(weights, max(plan.checkpoint_every, 1), runs, plan.fsdp.separate_root)
         self.tape = self.new_tape(flattened(self.units) if plan.strategy_row.flat_units else weights)
         self.adapt()
         self.hooks: Replicated = make(self.tape, plan, self.units)
@@ -145,7 +146,7 @@ class _Step:
         tape.adapt = adapting(plan.adapter)
         tape.prompt = prompting(plan.adapter, plan.model.heads)
         if plan.checkpointing.policy == "matrix-products":
-            tape.policy = matrix_products
+            tape.policy, tape.drops_unread = matrix_products, plan.compute.compile
         if plan.checkpointing.policy == "core-attention":
             tape.core = tape.checkpoint
 
@@ -261,7 +262,7 @@ class _Step:
             if self.plan.strategy_row.gathers and plan.family.reads == "features":
                 # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
                 x = ops.cast(tape, x, plan.precision_row.compute, "inputs")
-            x = plan.family.enter(tape, plan, x)
+            x = self.unit(EMBEDDINGS, partial(plan.family.enter, tape, plan), x)
             if plan.adapter.input_gradients and x.node is None:
                 x = tape.leaf(x)
         blocks = plan.family.blocks(tape, plan)[part.start : part.stop]
@@ -269,7 +270,7 @@ class _Step:
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
             x = self.segment(blocks[first : first + every], x, self.checkpoints((part.start + first) // every))
-        return gather_logits(tape, plan.family.leave(tape, plan, x)) if part.last else x
+        return gather_logits(tape, self.unit(HEAD, partial(plan.family.leave, tape, plan), x)) if part.last else x
 
     def checkpoints(self, index: int) -> bool:
         """The blocks of this index, counted by units, are checkpointed as a whole."""
@@ -279,17 +280,25 @@ class _Step:
 
     def segment(self, blocks: list[Block], x: Tensor, checkpointed: bool) -> Tensor:
         """One sharding unit, which is also what one activation checkpoint spans."""
-        tape, hooks, unit = self.tape, self.hooks, blocks[0][0]
+        reentrant = self.plan.reentrant
 
         def run(x: Tensor) -> Tensor:
             for _, block in blocks:
                 x = block(x)
             return x
 
+        whole = partial(self.tape.checkpoint, run, reentrant=reentrant) if checkpointed else run
+        return self.unit(blocks[0][0], whole, x)
+
+    def unit(self, unit: str, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Layers with the strategy's work around them, where they are a sharding unit."""
+        hooks = self.hooks
+        if unit not in self.units:
+            return run(x)
         hooks.enter(unit)
         if x.node is None:
             hooks.inputs_without_gradient.append(unit)
-        x = ops.boundary(tape, x, partial(hooks.leave_backward, unit))
-        x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if checkpointed else run(x)
+        x = ops.boundary(self.tape, x, partial(hooks.leave_backward, unit))
+        x = run(x)
         hooks.leave(unit)
-        return ops.boundary(tape, x, partial(hooks.enter_backward, unit))
+        return ops.boundary(self.tape, x, partial(hooks.enter_backward, unit))

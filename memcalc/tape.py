@@ -100,13 +100,21 @@ Keeps = Callable[[str], bool]
 class Region:
     """A checkpointed stretch of the model: how to run it again, and which nodes wait for their saved tensors."""
 
-    __slots__ = ("keeps", "kept", "ready", "run", "waiting")
+    __slots__ = ("keeps", "kept", "ready", "run", "saved_before", "waiting")
 
     def __init__(self, run: Callable[[], object], keeps: Keeps | None) -> None:
         self.run, self.ready, self.keeps = run, False, keeps
         self.waiting: list[tuple[Node, int]] = []
         self.kept: list[list[Storage] | None] = []
         """Outputs of the operations that were asked about, in their order; None where it was not kept."""
+        self.saved_before: list[int] = []
+        """How many tensors nodes had saved when each of them was made."""
+
+    def drop_unread(self) -> None:
+        """Give up outputs at the end that no backward reads, nor anything it is computed from again."""
+        for index, saved in enumerate(self.saved_before):
+            if saved == len(self.waiting):
+                self.kept[index] = None
 
 
 class Modules:
@@ -182,6 +190,8 @@ class Tape(Recorder):
         self._casts: dict[str, tuple[Storage, Node]] = {}
         self.policy: Callable[[], Keeps] | None = None
         """What checkpoints keep; None keeps nothing but their input."""
+        self.drops_unread = False
+        """A compiled checkpoint keeps only what its backward reads."""
         self._region: Region | None = None
         self._again: list[list[Storage] | None] | None = None
         self.prompt: Callable[[Tape, Tensor, Tensor, str], Tensor] | None = None
@@ -385,6 +395,7 @@ class Tape(Recorder):
         region = self._region
         if region is not None and region.keeps is not None:
             region.kept.append(outputs if region.keeps(operation) else None)
+            region.saved_before.append(len(region.waiting))
         return outputs
 
     def _checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -398,6 +409,8 @@ class Tape(Recorder):
         try:
             return function(*inputs)
         finally:
+            if self.drops_unread:
+                self._region.drop_unread()
             self._region = None
 
     def _run_again(self, function: Callable[..., Tensor], kept: list[Tensor]) -> object:

@@ -248,14 +248,16 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
-def fsdps(draw: st.DrawFn, strategy: str, ranks: int, plain: bool) -> Fsdp:
+def fsdps(draw: st.DrawFn, strategy: str, ranks: int, plain: bool, tied: bool) -> Fsdp:
     """FSDP's fields, with replicas that divide the ranks where there are any."""
     row = STRATEGIES[strategy]
     if not row.gathers:
         return Fsdp()
     replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
+    version = "2" if plain else draw(st.sampled_from(["1", "2"]))
     return Fsdp(
-        version="2" if plain else draw(st.sampled_from(["1", "2"])),
+        version=version,
+        separate_root=version == "2" and not tied and draw(st.booleans()),
         replicas=replicas,
         reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
         forward_prefetch=draw(st.booleans()),
@@ -434,7 +436,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         update=update,
         compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
-        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward)),
+        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward, chosen.tied)),
         deepspeed=draw(deepspeeds(strategy)),
         offload=Offload()
         if layout.pipeline > 1

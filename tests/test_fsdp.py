@@ -39,6 +39,19 @@ def test_replicas_are_nodes_unless_said() -> None:
     assert replace(PLAN, strategy="fsdp-hybrid-shard", ranks=16, nodes=4).shards == 4
 
 
+def test_a_separate_root_gathers_the_embeddings_for_their_own_pass_only() -> None:
+    whole = replace(PLAN, model=MODELS["llama-2-7b"], tokens=8, precision="bf16", optimizer="sgd", checkpoint_every=1)
+    apart = replace(whole, fsdp=Fsdp(separate_root=True))
+    embeddings, block = 32000 * 4096 * 2, (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) * 2
+    # At the fullest point, within the last block's backward, the embeddings are not there, and the head is no more.
+    saved = ledger(whole).peak().by_moment["backward"] - ledger(apart).peak().by_moment["backward"]
+    assert embeddings <= saved <= 2 * embeddings + block
+    together, own = ([name for name in ledger(plan).names if name.endswith(" gather")] for plan in (whole, apart))
+    assert {*own} - {*together} == {"embeddings gather", "head gather"} and {*together} - {*own} == {"root gather"}
+    with pytest.raises(PlanError, match="separate root"):
+        replace(PLAN, fsdp=Fsdp(separate_root=True))  # GPT-2's head is its embeddings
+
+
 def test_fsdp_1_makes_no_second_copy_of_what_it_gathers() -> None:
     two, one = (ledger(plan).peak().by_moment["forward"] for plan in (PLAN, ONE))
     assert two > one

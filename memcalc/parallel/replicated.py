@@ -12,9 +12,9 @@ from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Tape, Tensor
 
-__all__ = ["ROOT_UNIT", "Replicated"]
+__all__ = ["EMBEDDINGS", "ROOT_UNIT", "Replicated"]
 
-ROOT_UNIT = "root"
+ROOT_UNIT, EMBEDDINGS = "root", "embeddings"
 
 
 class Replicated:
