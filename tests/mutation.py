@@ -71,6 +71,18 @@ FAULTS = [
         wrong="                pass\n",
     ),
     Fault(
+        name="what a pipeline's engine holds on to piles up from step to step",
+        file="reserved.py",
+        right="if step > 1 and delta > 0 and ident in replaced:",
+        wrong="if False:",
+    ),
+    Fault(
+        name="embeddings and head of a known size are layers",
+        file="models/size.py",
+        right="return 2 * model.vocab * model.hidden",
+        wrong="return 0",
+    ),
+    Fault(
         name="the head is gathered with the root",
         file="ledger.py",
         right="runs, plan.fsdp.separate_root)",

@@ -13,7 +13,7 @@ from memcalc.estimate import estimate
 from memcalc.fsdp import Fsdp
 from memcalc.host import host_tensors
 from memcalc.ledger import ledger
-from memcalc.models import MODELS
+from memcalc.models import MODELS, Model
 from memcalc.offload import Offload
 from memcalc.plan import Plan
 
@@ -50,6 +50,15 @@ def test_a_separate_root_gathers_the_embeddings_for_their_own_pass_only() -> Non
     assert {*own} - {*together} == {"embeddings gather", "head gather"} and {*together} - {*own} == {"root gather"}
     with pytest.raises(PlanError, match="separate root"):
         replace(PLAN, fsdp=Fsdp(separate_root=True))  # GPT-2's head is its embeddings
+
+
+def test_embeddings_and_head_of_a_known_size_are_the_roots() -> None:
+    size = Model(name="size", family="size", parameters=100_000, layers=4, vocab=100, hidden=200)
+    plan = replace(ONE, model=size, tokens=0, precision="fp32", ranks=2, optimizer="sgd")
+    timeline = ledger(plan)
+    (root,) = [i for i, name in enumerate(timeline.names) if name == "root gather"]
+    assert timeline.delta[timeline.ident == root].max() == -(-4 * 2 * 100 * 200 // 512) * 512
+    assert sum(weight.numel for weight in plan.weights) == 100_000
 
 
 def test_fsdp_1_makes_no_second_copy_of_what_it_gathers() -> None:
