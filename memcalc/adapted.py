@@ -12,10 +12,11 @@ from functools import partial
 
 from memcalc import ops
 from memcalc.adapters import PROMPT, Adapter
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.quantised import QUANTISED, scales_unpacked
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
-from memcalc.tape import Adapts, Gradient, Linear, Node, Tape, Tensor
+from memcalc.tape import Adapts, Linear, Tape
 
 __all__ = ["adapting", "prompting"]
 

@@ -10,11 +10,12 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc.context_parallel import ring_attention
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.ops import cast, edge, soft_cap
 from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["attention", "biased_attention"]
 

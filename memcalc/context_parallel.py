@@ -7,9 +7,10 @@ are merged in float32. The last rank's queries see all shares whole, so it is th
 
 from __future__ import annotations
 
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.ops import edge
 from memcalc.recorder import Storage
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["ring_attention"]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from memcalc.graph import Edge, Gradient, Node, Tensor
 from memcalc.ops import cast, edge
 from memcalc.recorder import Storage
-from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["add_in_place", "batch_norm", "conv2d", "max_pool", "mean_of_pixels", "relu_in_place"]
 

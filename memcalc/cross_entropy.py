@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc import vocab_parallel
+from memcalc.graph import Edge, Gradient, Node, Tensor
 from memcalc.ops import cast, edge, linear
 from memcalc.recorder import Storage
-from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

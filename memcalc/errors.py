@@ -24,6 +24,10 @@ class MemcalcError(Exception):
     exit_code = 2
 
 
+# So many names are listed whole; of more, so many of the closest.
+_ALL_SHOWN, _CLOSE = 20, 8
+
+
 class InputError(MemcalcError):
     """A value the user gave cannot be used."""
 
@@ -33,6 +37,8 @@ class UnknownNameError(InputError):
 
     >>> str(UnknownNameError("GPU", "a100-80", ["a100-80gb", "t4"]))
     "unknown GPU 'a100-80'; did you mean 'a100-80gb'? known: a100-80gb, t4"
+
+    Of more than twenty names the closest eight are shown.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
@@ -42,7 +48,11 @@ class UnknownNameError(InputError):
         near = get_close_matches(name.lower(), self.known, n=1, cutoff=0.5)
         self.nearest = near[0] if near else None
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
-        super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(self.known) or 'none'}")
+        shown = self.known
+        if len(shown) > _ALL_SHOWN:
+            shown = get_close_matches(name.lower(), shown, n=_CLOSE, cutoff=0.0)
+        more = f" and {len(self.known) - len(shown)} more" if len(shown) < len(self.known) else ""
+        super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(shown) or 'none'}{more}")
 
 
 class PlanError(InputError):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.ops import cast, edge, linear
 from memcalc.recorder import Storage
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["balanced", "combine", "dispatch", "route"]
 

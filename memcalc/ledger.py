@@ -21,6 +21,7 @@ from memcalc import ops
 from memcalc.adapted import adapting, prompting
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
+from memcalc.graph import Graph, Node, Tensor
 from memcalc.models import Block
 from memcalc.parallel import EMBEDDINGS, Replicated, Zero3, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Links
@@ -31,7 +32,7 @@ from memcalc.sharding import rows_per_rank
 from memcalc.spec import HEAD, Weight
 from memcalc.stages import Stage, Stretch, stage_weights, telling
 from memcalc.stages import stage as stage_of
-from memcalc.tape import Graph, Node, Tape, Tensor
+from memcalc.tape import Tape
 from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
 from memcalc.vocab_parallel import gather_logits
@@ -223,9 +224,8 @@ class _Step:
                     output = hooks.gather_outputs(output)
                 if self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
-                opaque = self.plan.family.opaque
                 self.links.keep_logits(output)
-                loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
+                loss = output if self.plan.family.opaque else loss_of(tape, self.local, output, self.batch[1])
                 if self.plan.loss.converted:
                     wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
                     del wide
@@ -246,8 +246,7 @@ class _Step:
         assert node is not None
         if part.last:
             shape = (0,) if self.plan.family.opaque else ()
-            dtype = flight.output.dtype
-            grads = [tape.allocate("gradient of the loss", shape, dtype, "temporary", batched=False)]
+            grads = [tape.allocate("gradient of the loss", shape, flight.output.dtype, "temporary", batched=False)]
         else:
             grads = self.links.receive_gradient(flight.kept)
         tape.resume(flight.graph, node, slot, grads)
@@ -274,21 +273,19 @@ class _Step:
 
     def checkpoints(self, index: int) -> bool:
         """The blocks of this index, counted by units, are checkpointed as a whole."""
-        plan = self.plan
-        whole = plan.checkpoint_every > 0 and plan.checkpointing.policy != "core-attention"
-        return whole and plan.checkpointing.covers(index)
+        whole = self.plan.checkpoint_every > 0 and self.plan.checkpointing.policy != "core-attention"
+        return whole and self.plan.checkpointing.covers(index)
 
     def segment(self, blocks: list[Block], x: Tensor, checkpointed: bool) -> Tensor:
         """One sharding unit, which is also what one activation checkpoint spans."""
-        reentrant = self.plan.reentrant
 
         def run(x: Tensor) -> Tensor:
             for _, block in blocks:
                 x = block(x)
             return x
 
-        whole = partial(self.tape.checkpoint, run, reentrant=reentrant) if checkpointed else run
-        return self.unit(blocks[0][0], whole, x)
+        whole = partial(self.tape.checkpoint, run, reentrant=self.plan.reentrant)
+        return self.unit(blocks[0][0], whole if checkpointed else run, x)
 
     def unit(self, unit: str, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Layers with the strategy's work around them, where they are a sharding unit."""
@@ -297,8 +294,7 @@ class _Step:
             return run(x)
         hooks.enter(unit)
         if x.node is None:
-            hooks.inputs_without_gradient.append(unit)
-        x = ops.boundary(self.tape, x, partial(hooks.leave_backward, unit))
-        x = run(x)
+            hooks.inputs_without_gradient[unit] = None
+        x = run(ops.boundary(self.tape, x, partial(hooks.leave_backward, unit)))
         hooks.leave(unit)
         return ops.boundary(self.tape, x, partial(hooks.enter_backward, unit))

@@ -7,10 +7,11 @@ megatron/model/transformer.py. Shapes leave out the batch, as in ``memcalc.ops``
 
 from __future__ import annotations
 
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.ops import dropout as drop
 from memcalc.ops import edge
 from memcalc.spec import Weight
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["bias_dropout_add", "bias_gelu", "bias_swiglu", "core_attention", "own_tokens", "reordered"]
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from memcalc.graph import Edge, Gradient, Node, Tensor
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
-from memcalc.tape import Edge, Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = [
     "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "fused_product", "gelu_in_python",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 
 from memcalc.engines import ENGINES
+from memcalc.graph import Node, Tensor
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
 from memcalc.stages import Stage
-from memcalc.tape import Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["Links"]
 

@@ -14,7 +14,7 @@ from memcalc.allocator_options import AllocatorOptions
 from memcalc.checkpointing import Checkpointing
 from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
-from memcalc.errors import FileError, PlanError, UnknownNameError, shorten
+from memcalc.errors import FileError, PlanError, shorten
 from memcalc.files import read_json, write_text
 from memcalc.fsdp import Fsdp
 from memcalc.groups import Group
@@ -24,22 +24,20 @@ from memcalc.layout import Layout
 from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
 from memcalc.offload import Offload
-from memcalc.optimizers import KINDS, OPTIMIZERS, Optimizer
+from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
+from memcalc.sound import check_attention, check_fields, check_world
 from memcalc.spec import Weight
 from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
 from memcalc.update import Update
 
-__all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "PLAN_VERSION", "Plan"]
+__all__ = ["PLAN_VERSION", "Plan"]
 
 PLAN_VERSION = 1
-DEVICES = ("cuda", "cpu")
 # native_functions.yaml of the 2.9 release has a CUDA kernel for _fused_rms_norm; in 2.8 it does not exist.
 FUSED_RMS_NORM_SINCE = (2, 9)
-LOSSES = ("float32", "logits")
-ATTENTIONS = ("auto", "flash", "efficient", "math", "eager")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,72 +106,12 @@ class Plan:
         if self.loss.vocab_multiple > 1:  # the padded one is what all else is counted by
             vocab = -(-self.model.vocab // self.loss.vocab_multiple) * self.loss.vocab_multiple
             object.__setattr__(self, "model", dataclasses.replace(self.model, vocab=vocab))
-        self._check_fields()
-        self._check_world()
-        self._check_attention()
+        check_fields(self)
+        check_world(self)
+        check_attention(self)
         self.family.check(self.model, self)
         for group in self.groups:
             group.check(self)
-
-    def _check_fields(self) -> None:
-        for field in ("ranks", "nodes", "accumulation", "bucket_mb"):
-            _at_least(field, getattr(self, field), 1)
-        for field in ("micro_batch", "tokens", "checkpoint_every"):
-            _at_least(field, getattr(self, field), 0)
-        # Past these a number is a slip, and a ledger would take minutes.
-        for field, value, most in (("ranks", self.ranks, 10**6), ("layers", self.model.layers, 10**4)):
-            if value > most:
-                raise PlanError(f"{field} {value} must be at most {most}")
-        if not 0 <= self.dropout < 1:
-            raise PlanError(f"dropout {self.dropout} must be at least 0 and below 1")
-        choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS, "loss_dtype": LOSSES}
-        for field, known in choices.items():
-            if getattr(self, field) not in known:
-                raise UnknownNameError(field.replace("_", " "), getattr(self, field), known)
-        if self.torch_version < (1, 12):
-            raise PlanError(f"torch {self.torch} is older than 1.12, the oldest version memcalc knows")
-        # Looking a name up refuses an unknown one.
-        _ = self.strategy_row, self.precision_row, self.optimizer_row, self.gpu_row, self.family
-        _ = self.allocator_options
-        if self.optimizer_kind not in self.optimizer_row.kinds:
-            kinds = ", ".join(self.optimizer_row.kinds)
-            raise PlanError(f"{self.optimizer} has no {self.optimizer_kind} form; it has: {kinds}")
-
-    def _check_attention(self) -> None:
-        if self.attention == "flash" and self.device == "cuda" and self.precision_row.compute == "float32":
-            raise PlanError(
-                "flash attention on CUDA computes in 16 bit, not float32; take --attention efficient or amp-bf16"
-            )
-        if self.attention == "flash" and self.device == "cpu" and self.dropout:
-            raise PlanError(
-                f"flash attention on the CPU has no dropout (dropout {self.dropout}); take --attention math"
-            )
-        if self.attention == "efficient" and self.device == "cpu":
-            raise PlanError("efficient attention runs on CUDA only; on the CPU take flash, math or eager")
-
-    def _check_world(self) -> None:
-        if self.gpu and self.device == "cpu":
-            raise PlanError(f"gpu {self.gpu} is named, but the device is the cpu; leave one of them out")
-        if self.ranks % self.nodes:
-            raise PlanError(f"{self.ranks} ranks do not divide over {self.nodes} nodes")
-        if self.ranks > self.layout.model_parallel and not self.strategy_row.parallel:
-            raise PlanError(
-                f"strategy {self.strategy} runs on {self.layout.model_parallel} rank"
-                f"{'s' * (self.layout.model_parallel > 1)}, not {self.ranks}; for more take ddp or fsdp-full-shard"
-            )
-        if self.precision_row.master and not self.strategy_row.masters:
-            keep = ", ".join(row.name for row in STRATEGIES.values() if row.masters)
-            raise PlanError(f"strategy {self.strategy} keeps no master copies ({self.precision}); these do: {keep}")
-        if self.strategy_row.main_grads and not (self.precision_row.master or self.precision == "fp32"):
-            raise PlanError(f"{self.strategy} trains in fp32, bf16-master or fp16-master, not in {self.precision}")
-        row = self.strategy_row
-        whole = not (row.gathers or (row.main_grads and row.shards_optimizer) or row.zero_stage)
-        if not whole and not self.optimizer_row.shardable:
-            raise PlanError(f"{self.optimizer} cannot update the shards of {self.strategy}; take adamw, or ddp")
-        if self.loss_dtype == "logits" and self.precision_row.autocast and not self.strategy_row.gathers:
-            raise PlanError(f"{self.precision}: autocast takes the loss in float32; leave out --loss-dtype logits")
-        if self.reentrant and not self.checkpoint_every:
-            raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
 
     @property
     def weights(self) -> list[Weight]:
@@ -182,10 +120,8 @@ class Plan:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        return (
-            self.loss, self.update, self.compute, self.layout, self.implementation, self.adapter, self.fsdp,
-            self.deepspeed, self.offload, self.checkpointing, self.startup,
-        )  # fmt: skip
+        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        return tuple(value for value in values if isinstance(value, Group))
 
     @property
     def untrained(self) -> str:
@@ -321,8 +257,3 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the plan, whole or not at all. Raises FileError."""
         write_text(Path(path), self.to_json())
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise PlanError(f"{name.replace('_', ' ')} {value} must be at least {least}")

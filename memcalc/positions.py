@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.ops import edge
 from memcalc.recorder import Storage
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["position_bias", "positions", "rotary", "rotary_tables"]
 

@@ -62,7 +62,7 @@ def stored(kind: str, shape: tuple[int, ...]) -> Parts:
     """(name, bytes) of the tensors that hold a matrix of this shape between steps. Raises KeyError for another kind.
 
     >>> [sum(size for _, size in stored(kind, (4096, 4096))) / 4096**2 for kind in ("nf4", "int8")]
-    [0.562503814697265625, 1.0009765625]
+    [0.5625038146972656, 1.0009765625]
     >>> round(sum(size for _, size in stored("nf4-double", (4096, 4096))) / 4096**2, 4)
     0.5159
     """

@@ -109,8 +109,9 @@ def replayed(
 def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     """Allocations and frees from construction through ``steps`` steps, as ``(ident, bytes)``.
 
-    The first backward makes the gradients that are kept, and the optimizer makes its states in the first step, unless they are there before it: because they were loaded, or
-    because they go with master copies, as in DeepSpeed (initialize_optimizer_states) and Megatron.
+    The first backward makes the gradients that are kept, and the optimizer makes its states in the first step, unless
+    they are there before it: because they were loaded, or because they go with master copies, as in DeepSpeed
+    (initialize_optimizer_states) and Megatron.
 
     In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
     What the timeline's step frees of the step before (a batch, under NO_SHARD gradients) the first has not got.
@@ -199,7 +200,7 @@ def _replaced(timeline: Timeline, body: list[Event], inherited: set[int]) -> dic
     for ident, delta in body:
         if delta > 0:
             made[timeline.names[ident]].append(ident)
-    found = {}
+    found: dict[int, int] = {}
     for idents in made.values():
         left = [ident for ident in idents if ident not in freed and ident not in inherited]
         found.update(zip(idents, left, strict=False))

@@ -15,11 +15,12 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.layout import Layout
 from memcalc.ops import edge, linear
 from memcalc.recorder import Storage
 from memcalc.spec import Model
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

@@ -7,8 +7,9 @@ torch/distributed/tensor/_ops/_mask_buffer.py, torch/distributed/tensor/parallel
 from __future__ import annotations
 
 from memcalc import ops
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.ops import edge
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 __all__ = ["embedding", "gather_logits", "in_place_loss", "loss_parallel"]
 

@@ -60,7 +60,7 @@ FAULTS = [
     ),
     Fault(
         name="frozen weights get gradients",
-        file="tape.py",
+        file="autograd.py",
         right="edges = [None if isinstance(edge, Weight) and not edge.trainable else edge for edge in edges]\n",
         wrong="edges = list(edges)\n",
     ),
@@ -186,7 +186,7 @@ FAULTS = [
     ),
     Fault(
         name="a shared weight's gradient is handed over for each use",
-        file="tape.py",
+        file="autograd.py",
         right="        if self._uses[weight.name]:\n            parts.append(grad)\n            return\n",
         wrong="",
     ),
@@ -540,7 +540,7 @@ FAULTS = [
     ),
     Fault(
         name="offloaded activations stay on the device",
-        file="tape.py",
+        file="autograd.py",
         right='if storage is None or not self.offloads or self.moment != "forward":',
         wrong="if True:",
     ),

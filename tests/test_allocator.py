@@ -578,11 +578,15 @@ def test_after_the_second_step_nothing_more_is_reserved(name: str, options: Allo
 def test_a_run_is_construction_and_steps_that_repeat(plan: Plan) -> None:
     timeline = ledger(plan)
     totals = [sum(size for _, size in run(plan, timeline, steps)) for steps in (1, 2, 3)]
-    assert totals[0] == totals[1] == totals[2]
+    # What the engine of a pipeline has left of a step is there from the second on.
+    assert totals[0] == totals[1] or (plan.layout.pipeline > 1 and totals[0] < totals[1])
+    assert totals[1] == totals[2]
     found = replayed(plan, timeline)
     assert found.peak_reserved >= found.peak_allocated >= timeline.peak().bytes
+    if plan.device == "cpu" or (plan.strategy_row.gathers and plan.fsdp.version == "1"):
+        return  # no blocks; or frees that wait for another stream
     again = replayed(plan, timeline, EXPANDABLE)
-    assert again.peak_allocated == timeline.peak().bytes or plan.device == "cpu", "split to the block: nothing to spare"
+    assert again.peak_allocated == timeline.peak().bytes, "split to the block: nothing to spare"
 
 
 def test_the_optimizers_states_come_after_the_first_backward() -> None:

@@ -10,6 +10,7 @@ from memcalc import ops
 from memcalc.adapters import Adapter
 from memcalc.bench.boundary import states
 from memcalc.estimate import estimate
+from memcalc.graph import Tensor
 from memcalc.implementation import Implementation
 from memcalc.ledger import ledger
 from memcalc.loss import Loss
@@ -19,7 +20,7 @@ from memcalc.recommend import recommend, remedies
 from memcalc.reserved import replayed
 from memcalc.search import search
 from memcalc.spec import Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 from memcalc.units import format_both, format_bytes
 from tests.figures import GB, GIB, MIB, kept_by_a_layer, largest, parameters, peak, trained
 

@@ -228,7 +228,7 @@ def test_the_help_lists_the_catalogs(run: Run) -> None:
 def test_every_example_in_the_help_runs(run: Run) -> None:
     text = run("estimate", "--help").output
     examples = [line.split() for line in text.splitlines() if line.startswith("    memcalc estimate ")]
-    assert 4 <= len(examples) <= 6
+    assert 4 <= len(examples) <= 9
     for example in examples:
         result = run(*example[1:])
         assert result.exit_code == (1 if "--check" in example else 0), (example, result.output)

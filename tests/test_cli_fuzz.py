@@ -18,8 +18,9 @@ from memcalc.cli.app import app
 from memcalc.hardware import GPUS
 from memcalc.models import MODELS
 from memcalc.optimizers import KINDS, OPTIMIZERS
-from memcalc.plan import ATTENTIONS, DEVICES, Plan
+from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
+from memcalc.sound import ATTENTIONS, DEVICES
 from memcalc.strategies import STRATEGIES
 from memcalc.tables import FORMATS
 

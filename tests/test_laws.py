@@ -253,7 +253,7 @@ def wider_model(model: Model) -> Model:
 
 @given(plans(model=shaped_models()))
 def test_checkpointing_never_keeps_more_activations(plan: Plan) -> None:
-    none = Checkpointing()
+    plan, none = at_home(plan), Checkpointing()
     plain = replaced(plan, checkpoint_every=0, reentrant=False, device="cpu", attention="auto", checkpointing=none)
     for every in (1, 2):
         checkpointed = replaced(plain, checkpoint_every=every)

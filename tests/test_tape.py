@@ -6,9 +6,10 @@ import pytest
 
 from memcalc import ops
 from memcalc.errors import PlanError
+from memcalc.graph import Tensor
 from memcalc.models import Weight
 from memcalc.recorder import Storage
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 
 MATRIX = Weight("layer.weight", (4, 4))
 

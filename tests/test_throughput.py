@@ -17,7 +17,7 @@ from memcalc.strategies import STRATEGIES
 from memcalc.throughput import StepTime, hardware_of, step_time
 from tests.plans import plans
 
-PARALLEL = [name for name, row in STRATEGIES.items() if row.parallel]
+PARALLEL = [name for name, row in STRATEGIES.items() if row.parallel and not row.masters]
 GPT2 = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=8, precision="amp-bf16", gpu="a100-80gb")
 EIGHT = replace(GPT2, ranks=8, strategy="ddp")
 

@@ -258,5 +258,5 @@ def _size(reading: Reading) -> Model | None:
         return None
     reading.assume(f"activations left out: about {kept / 2**20:.0f} MiB (34 B per token, width and layer)")
     vocab = reading.row.whole("vocab") or 0
-    ends = {"vocab": vocab, "hidden": hidden} if 2 * vocab * hidden < size // 2 else {}
-    return Model(name=reading.row["model"], family="size", parameters=size, layers=count, **ends)
+    ends = (vocab, hidden) if 2 * vocab * hidden < size // 2 else (0, 0)
+    return Model(name=reading.row["model"], family="size", parameters=size, layers=count, vocab=ends[0], hidden=ends[1])

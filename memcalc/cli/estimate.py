@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import fill
 
 import click
 
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.errors import InputError
+from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.tables import FORMATS
 from memcalc.units import format_both, format_count
@@ -24,7 +26,12 @@ Examples:
   memcalc estimate --params 7b --optimizer adamw --optimizer-kind fused --precision bf16
   memcalc estimate --params 1e9 --adam --batch-size 32 --input-shape 224x224x3 --layers 5 --activation-per-layer 64KB
   memcalc estimate gpt2-xl --gpu t4 --check --format json
-"""
+  memcalc estimate llama-3-8b --seq-len 4096 --precision bf16 --checkpointing full --adapter lora --quantize nf4-double --gpu rtx-4090
+  memcalc estimate llama-3-8b --gpus 8 --strategy deepspeed-3 --precision bf16-master --offload-optimizer cpu --checkpointing full
+  memcalc estimate megatron-22b --gpus 32 --tensor-parallel 8 --pipeline-parallel 2 --accumulation 8 --strategy megatron-distributed --precision bf16-master
+\b
+Models:
+""" + fill(", ".join(MODELS), 76, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False) + "\n"
 
 # From here on an estimate takes seconds.
 SLOW = 2000

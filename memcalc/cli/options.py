@@ -15,8 +15,9 @@ from memcalc.groups import Group
 from memcalc.hardware import GPUS
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
-from memcalc.plan import ATTENTIONS, DEVICES, LOSSES, Plan
+from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
+from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
 __all__ = ["Command", "Words", "build_model", "build_plan", "given", "option", "plan_options"]
@@ -148,6 +149,8 @@ def _of_group(group: str, knob: dataclasses.Field[Any]) -> Callable[[Function], 
         return option(heading, said["option"], name, flag_value=not knob.default, type=bool, default=None,
                       is_flag=True, help=said["help"])  # fmt: skip
     shown = f"  [default: {knob.default}]" if knob.default != "" else ""
+    if isinstance(knob.default, float):
+        return option(heading, said["option"], name, type=float, metavar="X", help=said["help"] + shown)
     if isinstance(knob.default, int):
         return option(heading, said["option"], name, type=Whole(said["least"]), metavar="N", help=said["help"] + shown)
     if said["choices"]:

@@ -46,13 +46,23 @@ def summary(found: Estimate, format: str) -> str:
 
 def _title(found: Estimate, format: str) -> str:
     plan, peak = found.plan, found.peak
-    world = f"{plan.strategy} on {plan.ranks} rank{'s' if plan.ranks > 1 else ''}"
+    degrees = ("tensor", "context", "pipeline", "expert")
+    divided = [f"{name} {degree}" for name in degrees if (degree := getattr(plan.layout, name)) > 1]
+    layout = f" ({', '.join(divided)})" if divided else ""
+    world = f"{plan.strategy} on {plan.ranks} rank{'s' if plan.ranks > 1 else ''}{layout}"
     recipe = f"{plan.precision}, {plan.optimizer} ({plan.optimizer_kind}), {world}"
-    known = "" if plan.family.opaque else f": {format_count(found.parameters)} parameters"
+    known = "" if plan.family.opaque else f": {_parameters(found)}"
     what = f"{plan.model.name}{known}, {recipe}"
     first = printable(f"peak {format_both(peak.bytes)} in the moment {peak.moment}")
     title = f"**{first}**" if format == "markdown" else heading(first)
     return f"{title}\n{printable(what)}"
+
+
+def _parameters(found: Estimate) -> str:
+    if not found.plan.adapter.freezes:
+        return f"{format_count(found.parameters)} parameters"
+    every = sum(weight.numel for weight in found.plan.weights)
+    return f"{format_count(found.parameters)} of {format_count(every)} parameters trained ({found.plan.adapter.kind})"
 
 
 def _rows(found: Estimate) -> Iterator[Row]:

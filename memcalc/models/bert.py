@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
+from memcalc.graph import Tensor
 from memcalc.models.checks import full_heads, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, all_pairs, every_token
 from memcalc.models.vit import first_place
 from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

@@ -14,13 +14,14 @@ from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError, UnknownNameError
+from memcalc.graph import Tensor
 from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import positions as learned
 from memcalc.positions import rotary, rotary_tables
 from memcalc.recorder import Storage
 from memcalc.spec import HEAD, Model, Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 from memcalc.tensor_parallel import enter as enter_products
 from memcalc.tensor_parallel import leave as leave_products
 from memcalc.vocab_parallel import embedding

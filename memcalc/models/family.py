@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from memcalc.graph import Tensor
 from memcalc.recorder import Storage
 from memcalc.spec import Model, Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 from memcalc import norms, ops
 from memcalc.attention import attention as fused_attention
 from memcalc.errors import PlanError, UnknownNameError
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.megatron import bias_dropout_add, bias_gelu, bias_swiglu, core_attention, own_tokens, reordered
 from memcalc.models.checks import heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import rotary, rotary_tables
 from memcalc.recorder import Storage
 from memcalc.spec import HEAD, Model, Weight
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 from memcalc.tensor_parallel import column
 from memcalc.tensor_parallel import leave as leave_products
 from memcalc.vocab_parallel import embedding

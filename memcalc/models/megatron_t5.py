@@ -11,13 +11,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
+from memcalc.graph import Tensor
 from memcalc.megatron import bias_dropout_add
 from memcalc.models import megatron
 from memcalc.models.checks import positive
 from memcalc.models.family import Block
 from memcalc.recorder import Storage
 from memcalc.spec import HEAD, Model, Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 from memcalc.tensor_parallel import column
 
 if TYPE_CHECKING:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from memcalc import norms, ops
 from memcalc.errors import PlanError
 from memcalc.experts import balanced, combine, dispatch, route
+from memcalc.graph import Tensor
 from memcalc.models import decoder, llama
 from memcalc.models.checks import causal_mask, head_is_tied, positive
 from memcalc.models.family import Block, Family
 from memcalc.positions import rotary_tables
 from memcalc.recorder import Storage
 from memcalc.spec import Model, Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

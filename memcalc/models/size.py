@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from memcalc import ops
 from memcalc.errors import PlanError
+from memcalc.graph import Tensor
 from memcalc.models.checks import no_attention, no_dropout, positive
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

@@ -13,11 +13,12 @@ from memcalc import norms, ops
 from memcalc.attention import biased_attention
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError
+from memcalc.graph import Tensor
 from memcalc.models.checks import full_heads, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
 from memcalc.positions import position_bias
 from memcalc.spec import HEAD, Model, Weight
-from memcalc.tape import Tape, Tensor
+from memcalc.tape import Tape
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

@@ -9,10 +9,11 @@ from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.convolution import conv2d
 from memcalc.errors import PlanError
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.models.checks import full_heads, heads_divide, positive, reads_images
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
-from memcalc.tape import Gradient, Node, Tape, Tensor
+from memcalc.tape import Tape
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan

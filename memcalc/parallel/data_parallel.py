@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from memcalc import ops
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.parallel.replicated import Replicated
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
-from memcalc.tape import Gradient, Node, Tensor
 
 __all__ = ["DataParallel"]
 

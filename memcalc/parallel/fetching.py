@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable
 
 from memcalc.deepspeed import DeepSpeed
+from memcalc.graph import Modules
 from memcalc.recorder import Storage
 from memcalc.spec import Weight
-from memcalc.tape import Modules
 
 __all__ = ["Fetching", "Gather"]
 

@@ -1,0 +1,87 @@
+"""What makes a plan sound; each check raises PlanError with the numbers that clash."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memcalc.errors import PlanError, UnknownNameError
+from memcalc.optimizers import KINDS
+from memcalc.strategies import STRATEGIES
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "check_attention", "check_fields", "check_world"]
+
+DEVICES = ("cuda", "cpu")
+LOSSES = ("float32", "logits")
+ATTENTIONS = ("auto", "flash", "efficient", "math", "eager")
+
+
+def check_fields(plan: Plan) -> None:
+    """Each field by itself."""
+    for field in ("ranks", "nodes", "accumulation", "bucket_mb"):
+        _at_least(field, getattr(plan, field), 1)
+    for field in ("micro_batch", "tokens", "checkpoint_every"):
+        _at_least(field, getattr(plan, field), 0)
+    # Past these a number is a slip, and a ledger would take minutes.
+    for field, value, most in (("ranks", plan.ranks, 10**6), ("layers", plan.model.layers, 10**4)):
+        if value > most:
+            raise PlanError(f"{field} {value} must be at most {most}")
+    if not 0 <= plan.dropout < 1:
+        raise PlanError(f"dropout {plan.dropout} must be at least 0 and below 1")
+    choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS, "loss_dtype": LOSSES}
+    for field, known in choices.items():
+        if getattr(plan, field) not in known:
+            raise UnknownNameError(field.replace("_", " "), getattr(plan, field), known)
+    if plan.torch_version < (1, 12):
+        raise PlanError(f"torch {plan.torch} is older than 1.12, the oldest version memcalc knows")
+    # Looking a name up refuses an unknown one.
+    _ = plan.strategy_row, plan.precision_row, plan.optimizer_row, plan.gpu_row, plan.family
+    _ = plan.allocator_options
+    if plan.optimizer_kind not in plan.optimizer_row.kinds:
+        kinds = ", ".join(plan.optimizer_row.kinds)
+        raise PlanError(f"{plan.optimizer} has no {plan.optimizer_kind} form; it has: {kinds}")
+
+
+def check_attention(plan: Plan) -> None:
+    """A named kernel exists for the device and the precision."""
+    if plan.attention == "flash" and plan.device == "cuda" and plan.precision_row.compute == "float32":
+        raise PlanError(
+            "flash attention on CUDA computes in 16 bit, not float32; take --attention efficient or amp-bf16"
+        )
+    if plan.attention == "flash" and plan.device == "cpu" and plan.dropout:
+        raise PlanError(f"flash attention on the CPU has no dropout (dropout {plan.dropout}); take --attention math")
+    if plan.attention == "efficient" and plan.device == "cpu":
+        raise PlanError("efficient attention runs on CUDA only; on the CPU take flash, math or eager")
+
+
+def check_world(plan: Plan) -> None:
+    """Ranks, strategy, precision and optimizer go together."""
+    if plan.gpu and plan.device == "cpu":
+        raise PlanError(f"gpu {plan.gpu} is named, but the device is the cpu; leave one of them out")
+    if plan.ranks % plan.nodes:
+        raise PlanError(f"{plan.ranks} ranks do not divide over {plan.nodes} nodes")
+    if plan.ranks > plan.layout.model_parallel and not plan.strategy_row.parallel:
+        raise PlanError(
+            f"strategy {plan.strategy} runs on {plan.layout.model_parallel} rank"
+            f"{'s' * (plan.layout.model_parallel > 1)}, not {plan.ranks}; for more take ddp or fsdp-full-shard"
+        )
+    if plan.precision_row.master and not plan.strategy_row.masters:
+        keep = ", ".join(row.name for row in STRATEGIES.values() if row.masters)
+        raise PlanError(f"strategy {plan.strategy} keeps no master copies ({plan.precision}); these do: {keep}")
+    if plan.strategy_row.main_grads and not (plan.precision_row.master or plan.precision == "fp32"):
+        raise PlanError(f"{plan.strategy} trains in fp32, bf16-master or fp16-master, not in {plan.precision}")
+    row = plan.strategy_row
+    whole = not (row.gathers or (row.main_grads and row.shards_optimizer) or row.zero_stage)
+    if not whole and not plan.optimizer_row.shardable:
+        raise PlanError(f"{plan.optimizer} cannot update the shards of {plan.strategy}; take adamw, or ddp")
+    if plan.loss_dtype == "logits" and plan.precision_row.autocast and not plan.strategy_row.gathers:
+        raise PlanError(f"{plan.precision}: autocast takes the loss in float32; leave out --loss-dtype logits")
+    if plan.reentrant and not plan.checkpoint_every:
+        raise PlanError("reentrant says how to checkpoint activations, but checkpointing is off")
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise PlanError(f"{name.replace('_', ' ')} {value} must be at least {least}")
