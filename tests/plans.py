@@ -436,7 +436,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         update=update,
         compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
-        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward, chosen.tied)),
+        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward, chosen.tied or FAMILIES[chosen.family].sequences > 1)),
         deepspeed=draw(deepspeeds(strategy)),
         offload=Offload()
         if layout.pipeline > 1
@@ -479,7 +479,7 @@ def divided(draw: st.DrawFn) -> Plan:
     )  # fmt: skip
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
-        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
+        drawn, model=model, tokens=tokens, fsdp=dataclasses.replace(drawn.fsdp, separate_root=False), precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
         adapter=Adapter(), checkpointing=Checkpointing(),
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,

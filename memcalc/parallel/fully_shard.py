@@ -191,6 +191,7 @@ class FullyShard(Replicated):
         for unit in [ROOT_UNIT, *self.inputs_without_gradient]:
             if self.units[unit]:
                 self.leave_backward(unit)
+        self.gathered.clear()  # ahead of a unit that was not needed (FSDPParamGroup.finalize_backward)
         self.reduce_input = None
         self.replicated.clear()
         super().end_backward()
