@@ -33,6 +33,9 @@ demo: $(INSTALLED) ## recommend a plan for a small GPT on this machine, train it
 test: $(INSTALLED) ## all tests, with the doctests of the code and of the docs
 	$(PY) -m pytest -q
 
+test-all: $(INSTALLED) ## the same, with every real run of the trainers where `test` has one in three
+	ALL_RUNS=1 $(PY) -m pytest -q
+
 lint: $(INSTALLED) ## style, types, and the direction of the imports
 	$(PY) -m ruff format --check $(RUFF) setup.py $(SOURCES)
 	$(PY) -m ruff check $(RUFF) $(RULES) setup.py $(SOURCES)
@@ -66,4 +69,4 @@ clean: ## remove everything that make made
 	rm -rf $(VENV) build dist *.egg-info docs/_build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test lint format docs bench mutation validate gpu-check check clean
+.PHONY: help demo test test-all lint format docs bench mutation validate gpu-check check clean

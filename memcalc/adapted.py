@@ -21,6 +21,10 @@ from memcalc.tape import Adapts, Linear, Tape
 __all__ = ["adapting", "prompting"]
 
 
+FUSED = ("qkv_proj", "c_attn", "query_key_value", "qkv")
+"""Leaf names of layers that make queries, keys and values in one product."""
+
+
 def adapting(adapter: Adapter) -> Adapts | None:
     """The wrapper that a plan's adapter puts around each linear layer; None without an adapter."""
     return partial(_layer, adapter) if adapter.freezes else None
@@ -41,21 +45,61 @@ def _layer(adapter: Adapter, t: Tape, x: Tensor, name: str, plain: Linear) -> Te
 def _lora(adapter: Adapter, t: Tape, x: Tensor, name: str, base: Linear) -> Tensor:
     """``base(x) + B(A(dropout(x))) * scaling``, the factors in a dtype of their own."""
     result = base(x)
+    if adapter.fused and name.rsplit(".", 1)[-1] == "down_proj":
+        del x
+        return _recomputed(t, result, name)
     dtype = result.dtype
     factor = t.dtype_of(t.weights[f"{name}.lora_A.weight"])
     # Under autocast, PEFT leaves the input of quantised layers as it is (peft/tuners/lora/bnb.py, requires_conversion).
-    if not (adapter.autocast and adapter.quantize != "none"):
+    # Fused, the input is taken as it comes (unsloth/kernels/fast_lora.py, LoRA_QKV and LoRA_W).
+    if not adapter.fused and not (adapter.autocast and adapter.quantize != "none"):
         x = ops.cast(t, x, factor, f"{name}.lora input")
     x = ops.dropout(t, x, f"{name}.lora dropout", adapter.dropout)
-    if adapter.autocast:
+    if adapter.autocast or adapter.fused:
         x = ops.cast(t, x, t.compute_dtype, f"{name}.lora input")
     update = ops.plain_linear(t, x, f"{name}.lora_A")
     del x
     update = ops.plain_linear(t, update, f"{name}.lora_B")
+    if adapter.scattered and name.rsplit(".", 1)[-1] in FUSED:
+        update = _in_place(t, update, f"{name}.lora in its place")
     update = ops.scale(t, update, f"{name}.lora scaled")
     result = ops.add(t, result, update, f"{name} with lora")
     del update
     return ops.cast(t, result, dtype, f"{name} with lora")
+
+
+def _recomputed(t: Tape, y: Tensor, name: str) -> Tensor:
+    """LoRA of a fused MLP's last layer, which adds to its output in place and makes its input again in backward, over
+    what the MLP keeps (unsloth/kernels/fast_lora.py, LoRA_MLP)."""
+    factors = [t.weights[f"{name}.lora_{part}.weight"] for part in "AB"]
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        made = [t.allocate(f"{w.name} gradient", w.shape, t.dtype_of(w), "gradients", batched=False) for w in factors]
+        return [grads[0], *made]
+
+    return Tensor(y.storage, y.shape, y.dtype, t.node([ops.edge(y), *factors], backward))
+
+
+def _in_place(t: Tape, update: Tensor, name: str) -> Tensor:
+    """Zeros for all outputs, and a copy of them with LoRA's of queries and values put in: index_copy keeps those.
+
+    Its gradient is spread to the shape of its source, for which torch saves the source (tools/autograd/derivatives.yaml,
+    index_copy; litgpt/lora.py, zero_pad). Queries and values are counted as two thirds of the outputs, as they are with
+    as many heads for keys.
+    """
+    shape, dtype = update.shape, update.dtype
+    kept = (*shape[:-1], 2 * shape[-1] // 3)
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{name} gradient", kept, dtype, "temporary")]
+
+    source = t.allocate(f"{name} source", kept, dtype, "activations")
+    zeros = t.allocate(f"{name} zeros", shape, dtype, "temporary")
+    node = t.node([ops.edge(update)], backward)
+    t.save(node, source)
+    found = t.output(name, shape, dtype, node)
+    del zeros, source
+    return found
 
 
 def _scaled(t: Tape, y: Tensor, name: str) -> Tensor:

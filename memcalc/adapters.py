@@ -69,7 +69,22 @@ class Adapter(Group):
         False, "--quantize-head", "The head is quantised, too, as with Lightning's BitsandbytesPrecision."
     )
     quantized_saves_input: bool = knob(
-        False, "--quantized-saves-input", "Quantised layers keep their input for backward, as bitsandbytes before 0.43."
+        False,
+        "--quantized-saves-input",
+        "Quantised layers keep their input for backward, as bitsandbytes before 0.43.2.",
+    )
+    fused: bool = knob(
+        False,
+        "--adapter-fused",
+        "LoRA in autograd functions of its own, which keep their 16-bit input and nothing else.",
+    )
+    scattered: bool = knob(
+        False,
+        "--adapter-scattered",
+        "LoRA on parts of one fused layer is put in its place by index_copy, as in litgpt.",
+    )
+    trains_rest: bool = knob(
+        False, "--adapter-trains-rest", "All but the matrices with adapters is trained, too (no --only_optimize_lora)."
     )
 
     @property
@@ -77,9 +92,17 @@ class Adapter(Group):
         """The model's own weights are not trained."""
         return self.kind != "none"
 
+    def idle(self, plan: Plan) -> dict[str, str]:
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("kind", "quantize")]
+        return {} if self.freezes else dict.fromkeys(names, "is for adapters; add --adapter lora")
+
     def check(self, plan: Plan) -> None:
         if self.quantize != "none" and not self.freezes:
             raise PlanError(f"quantised weights ({self.quantize}) cannot be trained; take --adapter lora")
+        if self.fused and self.dropout:
+            raise PlanError(f"fused LoRA has no dropout, given {self.dropout}; leave out --adapter-dropout")
+        if self.trains_rest and (self.kind != "lora" or self.quantize != "none"):
+            raise PlanError("what has no adapter is trained only beside --adapter lora and without --quantize")
         if not 0 <= self.dropout < 1:
             raise PlanError(f"adapter dropout {self.dropout} must be at least 0 and below 1")
         if not self.freezes:
@@ -105,6 +128,8 @@ class Adapter(Group):
             return f"quantised weights ({self.quantize})"
         if self.kind not in ("none", "lora"):
             return f"with {self.kind}"
+        if self.scattered or self.trains_rest or self.fused:
+            return "with LoRA as litgpt, DeepSpeed-Chat or fused kernels have it"
         return ""
 
     def weights(self, weights: Sequence[Weight], heads: int = 1) -> list[Weight]:
@@ -123,7 +148,8 @@ class Adapter(Group):
             matrix = self.quantize_head if _is_head(weight) else name in linears and len(weight.shape) == 2
             quantised = self.quantize != "none" and matrix
             norm = self.kind == "adapter-v2" and name not in linears and weight.group != ROOT
-            found.append(dataclasses.replace(weight, trainable=norm, dtype=self.quantize if quantised else ""))
+            rest = self.trains_rest and not (name in linears and self.targeted(name) and len(weight.shape) == 2)
+            found.append(dataclasses.replace(weight, trainable=norm or rest, dtype=self.quantize if quantised else ""))
             if not (index + 1 < len(weights) and weights[index + 1].name == f"{name}.bias"):
                 found += self._added(name, linears, weight.group)
             last = index + 1 == len(weights) or weights[index + 1].group != weight.group

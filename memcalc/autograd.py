@@ -40,6 +40,8 @@ class Autograd(Recorder):
         super().__init__()
         self.gradient: Callable[[Weight, Storage], None] = lambda weight, storage: None
         self.modules: Modules | None = None
+        self.entries: list[Storage] | None = None
+        """Where inputs of reentrant checkpoints stay with their gradients once they have run backward; None drops them."""
         self.drops_unread = False
         """A compiled checkpoint keeps only what its backward reads."""
         self.policy: Callable[[], Keeps] | None = None

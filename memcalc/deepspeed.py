@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -85,6 +86,16 @@ class DeepSpeed(Group):
         (False, True, True)
         """
         return stage == 3 if self.overlap_comm == "auto" else self.overlap_comm == "on"
+
+    def idle(self, plan: Plan) -> dict[str, str]:
+        row, every = plan.strategy_row, [field.name for field in dataclasses.fields(self)]
+        if row.zero_stage is None:
+            return dict.fromkeys(every, f"is for DeepSpeed, not for strategy {row.name}; take --strategy deepspeed-2")
+        of_stage_3 = (
+            "persistence_threshold", "model_persistence_threshold", "prefetch_bucket_size", "max_live_parameters",
+            "max_reuse_distance", "sub_group_size",
+        )  # fmt: skip
+        return {} if row.zero_stage == 3 else dict.fromkeys(of_stage_3, f"is for deepspeed-3, not for {row.name}")
 
     def check(self, plan: Plan) -> None:
         row = plan.strategy_row

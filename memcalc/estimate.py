@@ -80,7 +80,8 @@ def estimate(plan: Plan, stage: int | None = None) -> Estimate:
     capacity = gpu.usable_bytes - outside(plan, gpu).point if gpu else None
     held = None if plan.device == "cpu" else replayed(plan, timeline)
     reserved = reserved_range(plan, timeline, capacity=capacity, free=held)
-    device = device_range(plan, reserved, gpu)
+    device, host = device_range(plan, reserved, gpu), host_bytes(plan, peak.bytes)
+    uncounted = held.peak_allocated - peak.bytes if held else 0
     return Estimate(
         plan=plan,
         stage=stage,
@@ -89,10 +90,10 @@ def estimate(plan: Plan, stage: int | None = None) -> Estimate:
         steady=timeline.steady(),
         reserved=reserved,
         device=device,
-        host=host_bytes(plan, peak.bytes),
+        host=host,
         parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
         verdict=verdict(plan, device, gpu),
-        assumptions=tuple(assumptions(plan, reserved, stage, held.peak_allocated - peak.bytes if held else 0)),
+        assumptions=tuple(assumptions(plan, reserved, stage=stage, uncounted=uncounted, host=host)),
     )
 
 
@@ -157,11 +158,20 @@ def compiled(plan: Plan) -> str:
     )
 
 
-def assumptions(plan: Plan, reserved: Range, stage: int = 0, uncounted: int = 0) -> list[str]:
-    """What the estimate takes for granted, in sentences; ``uncounted`` is what blocks hold beside their tensors."""
+def assumptions(plan: Plan, reserved: Range, *, stage: int, uncounted: int, host: int) -> list[str]:
+    """What the estimate takes for granted, in sentences; ``uncounted`` is what blocks hold beside their tensors, ``host``
+    what one rank holds there."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
     if plan.layout.pipeline > 1:
-        said.append(f"pipeline stage {stage} of 0 to {plan.layout.pipeline - 1} is the fullest")
+        said.append(f"the fullest stage of the pipeline is number {stage}, counted from 0 to {plan.layout.pipeline - 1}")
+        if plan.accumulation < plan.layout.pipeline:
+            said.append(
+                f"only {plan.accumulation} micro batch{'es' * (plan.accumulation > 1)} a step for {plan.layout.pipeline} "
+                "stages, so that most stages wait; with more (--accumulation) more of them are in flight at once"
+            )
+    if plan.layout.tensor > 1:
+        whose = "Megatron's" if plan.family.divides == "megatron" else "torch's (torch.distributed.tensor.parallel)"
+        said.append(f"tensor parallel is {whose}, as the model's family is written")
     if plan.family.assumption:
         said.append(plan.family.assumption)
     if not _activations_known(plan):
@@ -193,6 +203,9 @@ def assumptions(plan: Plan, reserved: Range, stage: int = 0, uncounted: int = 0)
         )
     if not plan.family.opaque:
         said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
+    if plan.offload.on:
+        each = -(-plan.ranks // plan.nodes)
+        said.append(f"host is of one rank; the {each} of a machine need {format_both(each * host)} together")
     if plan.compute.offload_activations:
         said.append("activations in pinned host memory are not counted in host")
     if plan.compute.compile and not plan.family.opaque:
@@ -201,7 +214,7 @@ def assumptions(plan: Plan, reserved: Range, stage: int = 0, uncounted: int = 0)
         said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
     said.append(
         f"reserved is most likely {format_both(reserved.point)}: the caching allocator replayed from the model's "
-        "construction on; its high end is the most that published runs reserved of so much"
+        "construction on; the high end is that on an endless card, or what published runs reserved of so much, if it is more"
     )
     if groups := communicators(plan):
         named = ", ".join(f"{name} of {size}" for name, size in groups.items())

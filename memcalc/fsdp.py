@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from math import gcd
 from typing import TYPE_CHECKING
@@ -44,6 +45,9 @@ class Fsdp(Group):
     original_parameters: bool = knob(
         True, "--no-orig-params", "FSDP 1: the optimizer sees flat parameters (use_orig_params=False)."
     )
+    adapter_units: bool = knob(
+        True, "--no-adapter-units", "FSDP 1: adapters share the units of their blocks (without peft's policy)."
+    )
     sync_every_micro_batch: bool = knob(
         False, "--sync-every-micro-batch", "FSDP: reduce gradients of every micro batch (no no_sync)."
     )
@@ -61,15 +65,40 @@ class Fsdp(Group):
         ranks, groups = plan.data_parallel * plan.layout.context, self.groups(plan)
         if ranks % groups:
             raise PlanError(f"{ranks} ranks do not divide over {groups} replicas")
+        if self.mixes(plan):
+            self._check_mixed(plan)
 
-        if self.version == "1" and plan.strategy_row.gathers and plan.adapter.freezes:
-            raise PlanError(f"FSDP 1 is not counted with frozen weights ({plan.adapter.kind}); take --fsdp-version 2")
+    def mixes(self, plan: Plan) -> bool:
+        """FSDP 1 has frozen and trained weights in one flat parameter."""
+        flat = self.version == "1" and plan.strategy_row.gathers and plan.adapter.freezes
+        return flat and not (self.adapter_units and plan.shards > 1)
+
+    def _check_mixed(self, plan: Plan) -> None:
+        """What torch/distributed/fsdp/_flat_param.py, _init_flat_param_and_metadata, refuses."""
+        cure = "take more ranks" if self.adapter_units else "leave out --no-adapter-units"
+        if not self.original_parameters:
+            raise PlanError(f"a unit of FSDP 1 with frozen and trained weights cannot have --no-orig-params; {cure}")
+        if plan.adapter.dtype == "float32" and plan.strategy_row.gathers and plan.precision_row.weights != "float32":
+            raise PlanError(f"a unit of FSDP 1 has one dtype, not float32 adapters beside others; {cure}")
+        if plan.adapter.quantize != "none":
+            raise PlanError(f"a unit of FSDP 1 wants gradients for all or none, and not for quantised weights; {cure}")
 
     def groups(self, plan: Plan) -> int:
         """Groups of ranks that each hold all shards: as many as nodes unless said otherwise."""
         if not plan.strategy_row.replicates:
             return 1
         return self.replicas or gcd(plan.nodes, plan.data_parallel * plan.layout.context)
+
+    def idle(self, plan: Plan) -> dict[str, str]:
+        row = plan.strategy_row
+        if not row.gathers:
+            names = (field.name for field in dataclasses.fields(self))
+            return dict.fromkeys(names, f"is for FSDP, not for strategy {row.name}; take --strategy fsdp-full-shard")
+        found = {} if row.replicates else {"replicas": "is for hybrid shards; take --strategy fsdp-hybrid-shard"}
+        if self.version == "2":
+            old = ("forward_prefetch", "backward_prefetch", "limit_all_gathers", "original_parameters")
+            found |= dict.fromkeys(old, "is for FSDP 1; add --fsdp-version 1")
+        return found
 
     def untrained(self, plan: Plan) -> str:
         if not plan.strategy_row.gathers:

@@ -32,6 +32,10 @@ class Group:
     def check(self, plan: Plan) -> None:
         """Raises PlanError when the fields clash with each other or with the rest of the plan."""
 
+    def idle(self, plan: Plan) -> dict[str, str]:
+        """Fields that change nothing about this plan, each with the reason in words that follow the option's name."""
+        return {}
+
     def untrained(self, plan: Plan) -> str:
         """What ``trainers/`` cannot do of it, in words that follow "cannot train"; blank when it can."""
         return ""

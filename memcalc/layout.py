@@ -138,7 +138,7 @@ class Layout(Group):
         if self.tensor == 1:
             return ""
         if plan.strategy != "single" or plan.model.family != "llama" or plan.model.tied:
-            return "with tensor parallel but Llama alone, with strategy single and a head of its own"
+            return "with tensor parallel other models than Llama with a head of its own, nor with another strategy than single"
         if plan.model.fused_qkv or plan.model.biases or plan.model.qk_norm:
-            return "with tensor parallel a Llama of other products"
+            return "with tensor parallel a Llama whose products are fused or have biases"
         return "with loss parallel" if self.loss_parallel else ""

@@ -119,7 +119,9 @@ class _Step:
         weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
         runs = [part.stop - part.start for part in stage.chunks] if stage.of > 1 else []
         self.units = shard_units(weights, max(plan.checkpoint_every, 1), runs, plan.fsdp.separate_root)
-        self.tape = self.new_tape(flattened(self.units) if plan.strategy_row.flat_units else weights)
+        self.tape = self.new_tape(
+            flattened(self.units) if plan.strategy_row.flat_units or plan.fsdp.mixes(plan) else weights
+        )
         self.adapt()
         self.hooks: Replicated = make(self.tape, plan, self.units)
         self.hooks.through_optimizer = stage.last

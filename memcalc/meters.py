@@ -97,6 +97,9 @@ def _first(meter: str, size: int) -> Part:
 
 def _check(known: dict[str, int], gpu: Gpu | None) -> None:
     names = list(known)
+    for name, size in known.items():
+        if 0 < size < 1000:
+            raise InputError(f"{name} {size} B is less than any allocation; write its unit, such as {size}GiB")
     for inner, outer in zip(names, names[1:], strict=False):
         if known[outer] < known[inner]:
             raise InputError(
@@ -129,18 +132,32 @@ def _notes(known: dict[str, int], gpu: Gpu | None) -> list[str]:
             f"reserved is {reserved / allocated:.2f} times allocated, more than the {most:.2f} seen in training: is "
             "allocated the peak, or memory_allocated() now? If the peak, try expandable_segments:True"
         )
+    if reserved is None and "device" in known:
+        notes.append(f"read {COUNTERS['reserved']} as well: it parts the cache from what is not torch's; {_ranges(gpu)}")
     if reserved is not None and "device" in known:
         notes.append(_outside(known["device"] - reserved, gpu))
     return notes
 
 
+def _context_and_nccl(gpu: Gpu | None) -> tuple[Bounds, Bounds]:
+    """Of one card, or the widest of the catalog."""
+    cards = [gpu] if gpu else list(GPUS.values())
+    return (
+        Bounds(min(card.context.low for card in cards), max(card.context.high for card in cards)),
+        Bounds(min(card.nccl.low for card in cards), max(card.nccl.high for card in cards)),
+    )
+
+
+def _ranges(gpu: Gpu | None) -> str:
+    context, nccl = _context_and_nccl(gpu)
+    where = gpu.name if gpu else "the cards known"
+    return f"a CUDA context takes {_between(context)}, an NCCL communicator {_between(nccl)} on {where}"
+
+
 def _outside(size: int, gpu: Gpu | None) -> str:
     """What the bytes outside torch can be."""
-    cards = [gpu] if gpu else list(GPUS.values())
-    context = Bounds(min(card.context.low for card in cards), max(card.context.high for card in cards))
-    nccl = Bounds(min(card.nccl.low for card in cards), max(card.nccl.high for card in cards))
-    where = gpu.name if gpu else "the cards known"
-    ranges = f"a CUDA context takes {_between(context)}, an NCCL communicator {_between(nccl)} on {where}"
+    context, nccl = _context_and_nccl(gpu)
+    ranges = _ranges(gpu)
     if size < context.low:
         return f"outside torch is less than one context: device was read when torch held less than its peak; {ranges}"
     if size <= context.high:

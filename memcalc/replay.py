@@ -63,7 +63,9 @@ def replay(
     """Replay ``(ident, bytes)`` in program order: positive to allocate, negative to free what carries the ident.
 
     ``capacity`` is what the driver can give torch; without it there is no end. ``streams`` names the stream
-    an ident is allocated on, 0 where it says nothing. Raises InputError when a free meets nothing to free,
+    an ident is allocated on, 0 where it says nothing. A free of 0 bytes ahead of its own is the program's: the bytes
+    count as allocated no more, while the block still waits for another stream (c10/cuda/CUDACachingAllocator.cpp, ``free``
+    and ``insert_events``). Raises InputError when a free meets nothing to free,
     or an ident is allocated twice without a free between.
 
     >>> found = replay([(0, 3 * 2**20), (1, 100), (0, -3 * 2**20), (2, 4 * 2**20)])
@@ -78,24 +80,32 @@ def replay(
     peak_reserved = peak_allocated = segments = 0
     by_stream: dict[int, int] = {}
     refused = None
+    let_go: dict[int, int] = {}
+    waiting = 0
     for index, (ident, size) in enumerate(events):
         if size < 0:
             block = live.pop(ident, None)
             if block is None:
                 raise InputError(f"event {index} frees {ident}, which is not allocated")
             allocator.free(block)
+            waiting -= let_go.pop(ident, 0)
             continue
-        if size == 0:
-            continue  # torch hands out no block for an empty tensor
+        if size == 0:  # torch hands out no block for an empty tensor
+            if ident in live:
+                let_go[ident] = live[ident].size
+                waiting += live[ident].size
+            continue
         if ident in live:
             raise InputError(f"event {index} allocates {ident}, which is allocated already")
         block = allocator.allocate(size, streams.get(ident, 0))
         if block is None:
             tried = allocator.segment_size(options.round(size))
-            refused = Refusal(event=index, tried=tried, allocated=allocator.allocated, reserved=allocator.reserved)
+            refused = Refusal(
+                event=index, tried=tried, allocated=allocator.allocated - waiting, reserved=allocator.reserved
+            )
             break
         live[ident] = block
-        peak_allocated = max(peak_allocated, allocator.allocated)
+        peak_allocated = max(peak_allocated, allocator.allocated - waiting)
         if allocator.reserved > peak_reserved:
             peak_reserved, segments = allocator.reserved, allocator.segments
             by_stream = dict(allocator.by_stream)
@@ -105,6 +115,6 @@ def replay(
         segments=segments,
         by_stream=by_stream,
         reserved=allocator.reserved,
-        allocated=allocator.allocated,
+        allocated=allocator.allocated - waiting,
         refused=refused,
     )

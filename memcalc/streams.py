@@ -50,6 +50,7 @@ def stream_of(plan: Plan, names: Sequence[str]) -> dict[int, int]:
 def delayed(plan: Plan, names: Sequence[str], events: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Events ``(ident, bytes)`` of forward and backward, with frees that wait moved to where the allocator learns of them.
 
+    Where the program lets go of them, and allocated bytes fall, a free of 0 bytes stands.
     What still waits is free at the end: before the optimizer's step the computation waits for all gradients
     (``_post_backward_final_callback``).
     """
@@ -64,6 +65,7 @@ def delayed(plan: Plan, names: Sequence[str], events: Iterable[tuple[int, int]])
             found.append(event)
         elif size < 0:
             waiting[ending].append(event)
+            found.append((ident, 0))
         else:
             if len(waiting[ending]) >= UNDER_WAY:
                 found.append(waiting[ending].popleft())

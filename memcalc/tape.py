@@ -152,12 +152,15 @@ class Tape(Autograd):
             kept_input = node.saved[0]
             assert kept_input is not None
             y = function(Tensor(kept_input, shape, dtype, entry))
+            entered = kept_input if self.entries is not None else None
             del kept_input
             self._casts = kept
             assert y.node is not None
             y.node.grads[y.slot] = grads[0]
             inner, self._nodes = self._nodes, outer
             self._run(inner)
+            if self.entries is not None:
+                self.entries += [storage for storage in (entered, entry.grads[0]) if storage is not None]
             return [entry.grads[0]]
 
         assert parent is not None

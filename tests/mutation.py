@@ -367,8 +367,8 @@ FAULTS = [
     Fault(
         name="FSDP 1 makes a second copy",
         file="parallel/flat_shard.py",
-        right='        self.gloo_copy(f"{unit} gather", size, self.low)\n        del cast',
-        wrong='        self.gloo_copy(f"{unit} gather", size, self.low)\n        self.held.append(self.flat(f"{unit} copy", size, self.low))\n        del cast',
+        right='        self.gloo_copy(f"{unit} gather", size, low)\n        del cast',
+        wrong='        self.gloo_copy(f"{unit} gather", size, low)\n        self.held.append(self.flat(f"{unit} copy", size, low))\n        del cast',
     ),
     Fault(
         name="replicas divide like shards",
@@ -423,6 +423,42 @@ FAULTS = [
         file="reserved.py",
         right="found[ident] = kept.pop(name)[0]",
         wrong="kept.pop(name)",
+    ),
+    Fault(
+        name="inputs of reentrant checkpoints go although FSDP 1 has hooks on them",
+        file="parallel/flat_adapters.py",
+        right="self.tape.entries = self.entries",
+        wrong="self.tape.entries = None",
+    ),
+    Fault(
+        name="frozen units of FSDP 1 get gradients",
+        file="parallel/flat_shard.py",
+        right="if not self.trains(unit):",
+        wrong="if False:",
+    ),
+    Fault(
+        name="index_copy keeps nothing",
+        file="adapted.py",
+        right="t.save(node, source)",
+        wrong="del node.saved[:]",
+    ),
+    Fault(
+        name="fused LoRA keeps the input of an MLP's last layer",
+        file="adapted.py",
+        right='if adapter.fused and name.rsplit(".", 1)[-1] == "down_proj":',
+        wrong="if False:",
+    ),
+    Fault(
+        name="all that has no adapter is frozen in DeepSpeed-Chat, too",
+        file="adapters.py",
+        right="trainable=norm or rest",
+        wrong="trainable=norm",
+    ),
+    Fault(
+        name="a block that waits for a stream counts as allocated",
+        file="replay.py",
+        right="waiting += live[ident].size",
+        wrong="waiting += 0",
     ),
     Fault(
         name="a gather of FSDP 1 is free at once",

@@ -248,21 +248,27 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
-def fsdps(draw: st.DrawFn, strategy: str, ranks: int, plain: bool, tied: bool) -> Fsdp:
+def fsdps(
+    draw: st.DrawFn, strategy: str, ranks: int, plain: bool, adapter: Adapter, precision: str, shared: bool
+) -> Fsdp:
     """FSDP's fields, with replicas that divide the ranks where there are any."""
     row = STRATEGIES[strategy]
     if not row.gathers:
         return Fsdp()
     replicas = draw(st.sampled_from([0, *(n for n in range(1, ranks + 1) if ranks % n == 0)])) if row.replicates else 0
+    one_dtype = adapter.dtype == "weights" or PRECISIONS[precision].weights == "float32"
+    mixes = adapter.freezes and adapter.quantize == "none" and one_dtype
+    plain = plain or (adapter.freezes and not mixes and (ranks == 1 or row.replicates))
     version = "2" if plain else draw(st.sampled_from(["1", "2"]))
     return Fsdp(
         version=version,
-        separate_root=version == "2" and not tied and draw(st.booleans()),
+        separate_root=version == "2" and not shared and draw(st.booleans()),
+        adapter_units=draw(st.booleans()) if mixes else True,
         replicas=replicas,
         reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
         forward_prefetch=draw(st.booleans()),
         backward_prefetch=draw(st.sampled_from(["pre", "post", "none"])),
-        original_parameters=draw(st.booleans()),
+        original_parameters=adapter.freezes or draw(st.booleans()),
         sync_every_micro_batch=draw(st.booleans()),
     )
 
@@ -275,11 +281,16 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
     quantize = draw(st.sampled_from(["none", *QUANTISED]))
     prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED
     kind = draw(st.sampled_from(["lora", *["adapter-v2"] * prompted]))
+    dropout = draw(st.sampled_from([0.0, 0.1]))
+    lora = kind == "lora"
     return Adapter(
         kind=kind,
+        fused=lora and not dropout and draw(st.booleans()),
+        scattered=lora and draw(st.booleans()),
+        trains_rest=lora and quantize == "none" and draw(st.booleans()),
         rank=draw(st.integers(1, 5)),
         targets="all-linear" if model.family == "mlp" else draw(st.sampled_from(list(TARGETS))),
-        dropout=draw(st.sampled_from([0.0, 0.1])),
+        dropout=dropout,
         dtype=draw(st.sampled_from(["weights", "float32"] if kind == "lora" else ["weights"])),
         input_gradients=draw(st.booleans()),
         quantize=quantize,
@@ -436,7 +447,12 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         update=update,
         compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
-        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, adapter.freezes or update.in_backward, chosen.tied or FAMILIES[chosen.family].sequences > 1)),
+        fsdp=draw(
+            fsdps(
+                strategy, ranks // layout.pipeline, update.in_backward, adapter, precision,
+                chosen.tied or FAMILIES[chosen.family].sequences > 1,
+            )
+        ),  # fmt: skip
         deepspeed=draw(deepspeeds(strategy)),
         offload=Offload()
         if layout.pipeline > 1

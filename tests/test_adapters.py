@@ -161,3 +161,32 @@ def test_what_the_trainers_cannot_do_is_said() -> None:
     assert plan(adapter=LORA).untrained == ""
     assert plan(adapter=dataclasses.replace(LORA, quantize="nf4")).untrained == "quantised weights (nf4)"
     assert plan(adapter=Adapter(kind="adapter-v2")).untrained == "with adapter-v2"
+
+
+def test_lora_put_in_place_by_index_copy_keeps_two_thirds_of_its_outputs() -> None:
+    """litgpt/lora.py, zero_pad: for queries and values of one fused product, in every block but the first nothing else."""
+    plan = Plan(
+        model=MODELS["gpt2"], tokens=64, micro_batch=1, precision="bf16",
+        adapter=Adapter(kind="lora", rank=4, targets="c_attn"),
+    )  # fmt: skip
+    placed = dataclasses.replace(plan, adapter=dataclasses.replace(plan.adapter, scattered=True))
+    more = ledger(placed).peak().by_category["activations"] - ledger(plan).peak().by_category["activations"]
+    assert more == 12 * 64 * 2 * 768 * 2
+
+
+def test_fused_lora_keeps_no_input_of_the_last_layer_of_an_mlp() -> None:
+    lora = Adapter(kind="lora", rank=4, targets="down_proj", fused=True)
+    plan = Plan(model=MODELS["llama-tiny"], tokens=64, micro_batch=1, precision="bf16", adapter=lora)
+    plain = dataclasses.replace(plan, adapter=dataclasses.replace(lora, fused=False))
+    assert not any(".lora_A output" in name for name in ledger(plan).names)
+    assert ledger(plan).peak().by_category["activations"] < ledger(plain).peak().by_category["activations"]
+    with pytest.raises(PlanError, match="no dropout"):
+        dataclasses.replace(plan, adapter=dataclasses.replace(lora, dropout=0.1))
+
+
+def test_what_has_no_adapter_is_trained_only_beside_plain_lora() -> None:
+    with pytest.raises(PlanError, match="trained only beside"):
+        Plan(
+            model=MODELS["gpt2"], tokens=8, micro_batch=1, precision="bf16",
+            adapter=Adapter(kind="lora", quantize="nf4", trains_rest=True),
+        )  # fmt: skip

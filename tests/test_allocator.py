@@ -636,7 +636,10 @@ def test_under_fsdp_1_gathers_are_free_two_units_later() -> None:
     plan = cast(Plan, _Fsdp1)
     assert stream_of(plan, names) == dict.fromkeys(range(4), 3)
     moved = delayed(plan, names, events)
-    assert moved == [(0, 100), (1, 100), (0, -100), (2, 100), (1, -100), (3, 100), (2, -100), (3, -100)]
+    freed = [event for event in moved if event[1]]
+    assert freed == [(0, 100), (1, 100), (0, -100), (2, 100), (1, -100), (3, 100), (2, -100), (3, -100)]
+    assert [event for event in moved if event[0] == 1] == [(1, 100), (1, 0), (1, -100)], "let go of at once"
+    assert replay([(ident, size * MIB) for ident, size in moved]).peak_allocated == 100 * MIB
     assert delayed(NAMED["fsdp"], names, events) == events, "FSDP 2 waits for events of its own"
     gathered = replay([(ident, size * MIB) for ident, size in moved]).peak_reserved
     assert gathered == 200 * MIB == 2 * replay([(ident, size * MIB) for ident, size in events]).peak_reserved

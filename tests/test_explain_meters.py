@@ -15,7 +15,7 @@ from memcalc.hardware import GPUS
 from memcalc.meters import explain
 
 MIB, GIB = 2**20, 2**30
-READING = st.none() | st.integers(1, 200 * GIB)
+READING = st.none() | st.integers(1000, 200 * GIB)
 
 
 def output(*words: str) -> str:

@@ -13,9 +13,11 @@ from memcalc.estimate import estimate
 from memcalc.fsdp import Fsdp
 from memcalc.host import host_tensors
 from memcalc.ledger import ledger
+from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
 from memcalc.offload import Offload
 from memcalc.plan import Plan
+from memcalc.timeline import Timeline
 
 PLAN = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, strategy="fsdp-full-shard", ranks=8, precision="amp-bf16")
 COUNT = sum(weight.numel for weight in PLAN.weights)
@@ -117,3 +119,60 @@ def test_frozen_weights_accumulate_nothing() -> None:
     )  # fmt: skip
     summed = {name for name in ledger(plan).names if name.endswith("accumulated gradient")}
     assert summed and all("lora_" in name for name in summed)
+
+
+LORA = Plan(
+    model=MODELS["llama-2-7b"], tokens=512, micro_batch=1, strategy="fsdp-full-shard", ranks=8, precision="bf16",
+    checkpoint_every=1, reentrant=True, fsdp=Fsdp(version="1"),
+    adapter=Adapter(kind="lora", rank=8, dtype="float32", autocast=True, input_gradients=True),
+)  # fmt: skip
+
+
+def test_frozen_units_of_fsdp_1_get_no_gradient_and_hold_reentrant_inputs() -> None:
+    """At the end of backward inputs and gradients of all blocks are there."""
+    found = ledger(LORA)
+    assert {name for name in found.names if "flat gradient" in name} == {
+        f"layers.{i} adapters flat gradient" for i in range(32)
+    }
+    assert held_at_the_peak(LORA) == (33, 31), "and the output of the block run again"
+    assert held_at_the_peak(replace(LORA, strategy="single", ranks=1, fsdp=Fsdp())) == (33, 0), (
+        "at the start of backward"
+    )
+
+
+def held_at_the_peak(plan: Plan) -> tuple[int, int]:
+    """Inputs of blocks alive when backward is at its fullest, and gradients of such inputs."""
+    found = ledger(replace(plan, tokens=4096, loss=Loss(form="fused-linear")))
+    until = int(np.argmax(found.live())) + 1
+    alive = np.bincount(found.ident[:until], np.sign(found.delta[:until])) > 0
+    names = [found.names[ident] for ident in np.flatnonzero(alive)]
+    inputs = sum(name.endswith(("residual_2 output", "embed_tokens output")) for name in names)
+    return inputs, sum(name == "sum of gradients" for name in names)
+
+
+def test_one_unit_of_frozen_and_trained_weights_gets_a_gradient_of_all() -> None:
+    mixed = replace(LORA, fsdp=Fsdp(version="1", adapter_units=False), adapter=Adapter(kind="lora", rank=8))
+    found = ledger(mixed)
+    flat = next(size for name, size in zip(found.names, sizes(found), strict=True) if name == "layers.3 flat gradient")
+    assert flat >= 2 * sum(weight.numel for weight in mixed.weights if weight.group == "layers.3")
+    with pytest.raises(PlanError, match="one dtype"):
+        replace(mixed, adapter=LORA.adapter)
+    with pytest.raises(PlanError, match="quantised"):
+        replace(mixed, adapter=replace(mixed.adapter, quantize="nf4"))
+    with pytest.raises(PlanError, match="--no-orig-params"):
+        replace(mixed, fsdp=replace(mixed.fsdp, original_parameters=False))
+
+
+def test_quantised_weights_are_gathered_as_they_are_packed() -> None:
+    packed = replace(LORA, adapter=replace(LORA.adapter, quantize="nf4"))
+    found = ledger(packed)
+    size = dict(zip(found.names, sizes(found), strict=True))["layers.3 gather"]
+    matrices = sum(w.numel for w in packed.weights if w.group == "layers.3" and w.dtype == "nf4")
+    assert size == pytest.approx(matrices / 2, rel=0.01)
+
+
+def sizes(timeline: Timeline) -> list[int]:
+    """Bytes of each name."""
+    found = np.zeros(len(timeline.names), dtype=np.int64)
+    np.maximum.at(found, timeline.ident, timeline.delta)
+    return [int(size) for size in found]

@@ -79,26 +79,39 @@ def adapter_of(reading: Reading, quantize: str, *, checkpointed: bool) -> Adapte
     if not rank:
         reading.lack(f"LoRA of a rank that is not stated: {row['lora_rank']}")
         return Adapter()
-    if re.search(r"\bDoRA\b|unsloth|base still trained", notes):
+    if re.search(r"\bDoRA\b|unsloth", notes):
         reading.lack("LoRA of another kind")
-    if "fused LoRA" in notes:
-        reading.assume("fused LoRA kernels are counted as PEFT's own operations, which keep more")
     targets = next((targets for pattern, targets in _TARGETS if re.search(pattern, notes)), "")
     if not targets:
         targets = reading.default("lora_targets") or "query-value"
         reading.assume(f"LoRA on {targets}: the row does not say")
     dropout = _DROPOUT.search(notes)
-    autocast = "autocast" in row["compute_dtype"]
+    share = float(dropout[1]) if dropout else float(reading.default("lora_dropout") or 0)
+    fused = "fused LoRA" in notes and not share
+    if "fused LoRA" in notes:
+        how = "to keep the input of each layer only" if fused else "as PEFT's own operations, which keep more"
+        reading.assume(f"fused LoRA kernels are counted {how}")
+    autocast = "autocast" in row["compute_dtype"] or _cast_by_policy(reading)
     return Adapter(
         kind="lora",
         rank=rank,
         targets=targets,
-        dropout=float(dropout[1]) if dropout else float(reading.default("lora_dropout") or 0),
+        fused=fused,
+        dropout=share,
         dtype="float32" if library == "peft" else "weights",
         autocast=library == "peft" and autocast,
         input_gradients=library == "peft" and checkpointed,
+        scattered=library == "litgpt" and targets == "query-value",
+        trains_rest=library == "deepspeed-chat" and row["grad_dtype"] != "adapter only",
         **_quantised(reading, quantize),
     )
+
+
+def _cast_by_policy(reading: Reading) -> bool:
+    """FSDP computes all units in the dtype of its mixed-precision policy, as autocast would."""
+    if "fsdp" not in reading.row["strategy"] or reading.default("policy") != "compute":
+        return False
+    return re.match(r"(bf|fp)16", reading.row["compute_dtype"]) is not None
 
 
 def _quantised(reading: Reading, quantize: str) -> dict[str, Any]:

@@ -51,6 +51,8 @@ PYTORCH = {
     "loss": Default("float32", "memcalc's own: cross_entropy on float32 logits"),
     "offload": Default("none", "torch keeps tensors where they were made"),
     "adapters": Default("", "torch has none"),
+    "policy": Default("", "FullyShardedDataParallel casts where it is given a MixedPrecision"),
+    "reentrant": Default("", "torch.utils.checkpoint is told which form to take"),
     "quantised": Default("", "the blocks' linear layers, by a MatMul4Bit that keeps no input"),
     "lora_dropout": Default("", "not stated"),
     "lora_targets": Default("", "not stated"),
@@ -65,6 +67,8 @@ PYTORCH = {
 # What the layers of transformers are written like.
 _TRANSFORMERS = {
     "sync": Default("last", "accelerate/accelerator.py, accumulate: no_sync but for the last micro batch"),
+    "policy": Default("compute", "transformers/training_args.py hands bf16 to accelerate, whose FSDP casts by policy"),
+    "reentrant": Default("yes", "transformers/modeling_utils.py, gradient_checkpointing_enable: use_reentrant=True"),
     "adapters": Default("peft", "peft: adapters are float32 (autocast_adapter_dtype)"),
     "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
     "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),
@@ -120,6 +124,21 @@ FRAMEWORKS = (    Framework(
         defaults={"optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam")},
     ),
     Framework(
+        name="DeepSpeed-Chat",
+        sources=("deepspeedai/DeepSpeedExamples",),
+        defaults=_TRANSFORMERS
+        | {
+            "torch": Default("2.0", "the newest release when most of the threads were opened"),
+            "loss": Default("shifted", "modeling_opt.py, modeling_bloom.py: shift_logits are copied"),
+            "optimizer_kind": Default("fused", "deepspeed/runtime/engine.py: Adam is deepspeed.ops.adam.FusedAdam"),
+            "adapters": Default(
+                "deepspeed-chat",
+                "dschat/utils/module/lora.py: the adapted matrices are frozen, all else only with --only_optimize_lora",
+            ),
+            "lora_targets": Default("all-linear", "training_scripts: --lora_module_name decoder.layers., every layer of a block"),
+        },
+    ),
+    Framework(
         name="DeepSpeed's example of all-gathers by copy engines",
         sources=("deepspeedai/DeepSpeed examples/sdma_allgather",),
         defaults=_TRANSFORMERS
@@ -166,6 +185,16 @@ FRAMEWORKS = (    Framework(
         | {
             "torch": Default("2.0", "the newest release when most of the threads were opened"),
             "loss": Default("shifted", "modeling_llama.py, modeling_gpt2.py: shift_logits are copied"),
+        },
+    ),
+    Framework(
+        name="Axolotl",
+        sources=("axolotl-ai-cloud/axolotl PR",),
+        defaults=_TRANSFORMERS
+        | {
+            "optimizer": Default("adamw (fused)", "axolotl's config reference: optimizer is OptimizerNames.ADAMW_TORCH_FUSED"),
+            "optimizer_kind": Default("fused", "axolotl's config reference: optimizer is OptimizerNames.ADAMW_TORCH_FUSED"),
+            "torch": Default("2.12", "the pull requests' own"),
         },
     ),
     Framework(
@@ -221,10 +250,11 @@ FRAMEWORKS = (    Framework(
             "loss": Default("chunked", "litgpt/utils.py: chunked_cross_entropy, chunk_size=128"),
             "quantised": Default(
                 "head, input",
-                "BitsandbytesPrecision converts every linear layer; MatMul4Bit of bitsandbytes 0.41 keeps its input",
+                "BitsandbytesPrecision converts every linear layer; MatMul4Bit of bitsandbytes before 0.43.2 keeps its input",
             ),
             "lora_dropout": Default("0.05", "finetune/lora.py: lora_dropout = 0.05"),
             "lora_targets": Default("query-value", "finetune/lora.py: lora_query and lora_value"),
+            "adapters": Default("litgpt", "litgpt/lora.py: in the dtype of the weights; zero_pad takes index_copy"),
         },
     ),
     Framework(

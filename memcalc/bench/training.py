@@ -158,7 +158,7 @@ def precision_of(reading: Reading, built: Model | None) -> str:
 
 def optimizer_of(reading: Reading) -> tuple[str, str]:
     """The name in OPTIMIZERS and the form of its step."""
-    text = reading.row["optimizer"]
+    text = reading.said("optimizer")
     if not text:
         reading.lack("optimizer is not stated")
         return "adamw", "foreach"

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.adapters import Adapter
 from memcalc.bench.adapters import adapter_of, settle_base
 from memcalc.bench.cards import card_of
 from memcalc.bench.layouts import stage_of, strategy_of
@@ -19,6 +20,7 @@ from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.sharded import masters_of, sharded_of
 from memcalc.bench.training import attention_of, checkpointing_of, compute_of, optimizer_of, precision_of, update_of
+from memcalc.checkpointing import Checkpointing
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds
 from memcalc.implementation import Implementation
@@ -91,7 +93,8 @@ def _plan(reading: Reading, built: Model | None, gpu: str | None, quantize: str)
     fields: dict[str, Any] = {
         "dropout": _dropout(reading, built),
         "set_to_none": _set_to_none(reading, reading.default("torch")),
-        "implementation": _implementation(reading, built),
+        "implementation": _implementation(reading, built, adapter),
+        "reentrant": checkpoint > 0 and checkpointing == Checkpointing() and _reentrant(reading, built),
     }
     if built.family.startswith("megatron"):
         fields |= megatron_run(reading, layout.tensor)
@@ -148,11 +151,18 @@ def _set_to_none(reading: Reading, torch: str) -> bool:
     return not keeps
 
 
-def _implementation(reading: Reading, built: Model) -> Implementation:
+def _reentrant(reading: Reading, built: Model) -> bool:
+    """The form of checkpointing that the framework takes where nothing is said."""
+    return built.family != "t5" and reading.default("reentrant") == "yes"
+
+
+def _implementation(reading: Reading, built: Model, adapter: Adapter) -> Implementation:
     """How the framework writes the family's layers; torch.compile makes no difference between norms or positions."""
-    kernels = re.search("fused Triton", reading.row["notes"])
+    kernels = re.search("fused Triton|Liger RMSNorm", reading.row["notes"])
     said = _KERNELS if kernels else reading.default(f"implementation {built.family}")
     values = dict(pair.split("=") for pair in said.split(", ")) if said else {}
+    if adapter.fused and adapter.targets == "all-linear":
+        values["gate_up"] = "kernel"
     if "flash" in reading.row["attention"] and reading.default("flash") == "grouped":
         values.pop("grouped", None)
     if reading.said("compile").startswith("yes"):

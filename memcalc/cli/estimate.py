@@ -9,7 +9,7 @@ from textwrap import fill
 import click
 
 from memcalc.cli.kinds import File, Name
-from memcalc.cli.options import Command, build_plan, given, option, plan_options
+from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
 from memcalc.errors import InputError
 from memcalc.models import MODELS
 from memcalc.plan import Plan
@@ -81,7 +81,9 @@ def command(
 
 def _plan(plan_file: Path | None, words: dict[str, object]) -> Plan:
     if plan_file is None:
-        return build_plan(words)
+        plan = build_plan(words)
+        check_effect(words, plan)
+        return plan
     said = [name.replace("_", " ") for name in given(words)]
     if said:
         raise InputError(f"--plan {plan_file} says the whole plan; leave out: {', '.join(said)}")

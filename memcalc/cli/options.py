@@ -20,7 +20,7 @@ from memcalc.precision import PRECISIONS
 from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["Command", "Words", "build_model", "build_plan", "given", "option", "plan_options"]
+__all__ = ["Command", "Words", "build_model", "build_plan", "check_effect", "given", "option", "plan_options"]
 
 Words = Mapping[str, Any]
 """What was typed, by parameter name; None where nothing was."""
@@ -210,6 +210,15 @@ def _followers(base: Model, changes: Words) -> dict[str, int]:
     if "heads" in changes and base.kv_heads == base.heads:
         follow["kv_heads"] = changes["heads"]
     return follow
+
+
+def check_effect(words: Words, plan: Plan) -> None:
+    """Raises InputError for an option of a group that was typed and changes nothing about the plan."""
+    for group, cls in _GROUPS.items():
+        idle = getattr(plan, group).idle(plan)
+        for knob in dataclasses.fields(cls):  # type: ignore[arg-type]
+            if knob.name in idle and words.get(f"{group}__{knob.name}") is not None:
+                raise InputError(f"{knob.metadata['option']} {idle[knob.name]}")
 
 
 def build_plan(words: Words) -> Plan:

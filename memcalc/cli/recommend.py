@@ -238,7 +238,9 @@ def _next(plan: Plan, saved: Path | None) -> Iterator[str]:
     yield "next:" if saved else "next: add --save-plan plan.json, then"
     name = saved or "plan.json"
     yield f"  memcalc estimate --plan {name} --explain"
-    if plan.model.family != "size":
+    if plan.untrained:
+        yield f"  memcalc can estimate it, but cannot train {plan.untrained}"
+    elif plan.model.family != "size":
         yield f"  memcalc launch {name} --steps 200 --out run"
 
 

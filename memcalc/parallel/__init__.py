@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from memcalc.parallel.before import build_whole, resume
 from memcalc.parallel.data_parallel import DataParallel
 from memcalc.parallel.ddp import Ddp
+from memcalc.parallel.flat_adapters import FlatAdapters
 from memcalc.parallel.flat_shard import FlatShard
 from memcalc.parallel.flat_units import FlatUnits, flattened
 from memcalc.parallel.fully_shard import FullyShard
@@ -30,6 +31,7 @@ __all__ = [
     "ROOT_UNIT",
     "DataParallel",
     "Ddp",
+    "FlatAdapters",
     "FlatShard",
     "FlatUnits",
     "FullyShard",
@@ -55,6 +57,8 @@ def make(tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> Replicated:
     if plan.gathers_unknown_layers:  # then only what each rank keeps is counted, and the units are shards already
         return Replicated(tape, plan, units)
     if row.gathers and plan.fsdp.version == "1":
+        if plan.adapter.freezes and plan.fsdp.adapter_units and plan.shards > 1:
+            return FlatAdapters(tape, plan, units)
         # FullyShardedDataParallel switches to NO_SHARD in a world of one (_init_utils.py, _init_core_state).
         return (FlatShard if plan.shards > 1 or plan.offload.on else FlatUnits)(tape, plan, units)
     if row.one_process:

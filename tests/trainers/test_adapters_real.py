@@ -10,6 +10,7 @@ import pytest
 from memcalc.adapters import Adapter
 from memcalc.checkpointing import Checkpointing
 from memcalc.validate import Result, validate
+from tests.trainers.runs import some
 from tests.trainers.test_knobs import ALONE, LLAMA
 
 LORA = Adapter(kind="lora")
@@ -36,6 +37,9 @@ CASES: dict[str, dict[str, Any]] = {
         "model": LLAMA, "checkpoint_every": 1, "checkpointing": PRODUCTS, "strategy": "fsdp-full-shard", "ranks": 2,
     },
 }  # fmt: skip
+
+
+CASES = some(CASES)
 
 
 @pytest.fixture(scope="module")

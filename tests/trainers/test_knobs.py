@@ -17,6 +17,7 @@ from memcalc.loss import Loss
 from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.validate import validate
+from tests.trainers.runs import some
 
 GPT2 = Model(
     name="knobs-gpt2", family="gpt2", layers=4, hidden=128, heads=4, kv_heads=4, ffn=512, vocab=1000, context=128, tied=True
@@ -128,6 +129,9 @@ TOGETHER: dict[str, dict[str, object]] = {
     },
     "hybrid-1": {"strategy": "fsdp-hybrid-shard-grad-op", "ranks": 4, "fsdp": Fsdp(version="1", replicas=2)},
 }
+
+
+KNOBS, TOGETHER = some(KNOBS), some(TOGETHER)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from memcalc.strategies import STRATEGIES
 from tests.trainers.runs import Job, Result, plan, run
 
-PARALLEL = [row.name for row in STRATEGIES.values() if row.parallel]
+PARALLEL = [row.name for row in STRATEGIES.values() if row.parallel and row.backend]
 FAMILIES = ["gpt2-tiny", "llama-tiny", "mlp-tiny"]
 
 
