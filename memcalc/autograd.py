@@ -42,6 +42,8 @@ class Autograd(Recorder):
         self.modules: Modules | None = None
         self.entries: list[Storage] | None = None
         """Where inputs of reentrant checkpoints stay with their gradients once they have run backward; None drops them."""
+        self.drops_unread = False
+        """A compiled checkpoint keeps only what its backward reads."""
         self.policy: Callable[[], Keeps] | None = None
         """What checkpoints keep; None keeps nothing but their input."""
         self.offloads = False

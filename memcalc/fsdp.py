@@ -51,8 +51,17 @@ class Fsdp(Group):
     sync_every_micro_batch: bool = knob(
         False, "--sync-every-micro-batch", "FSDP: reduce gradients of every micro batch (no no_sync)."
     )
+    separate_root: bool = knob(
+        False,
+        "--separate-root",
+        "FSDP 2: embeddings, and the last norm with the head, are units of their own and not the root's.",
+    )
+    """As torchtitan since 28 July 2025 (models/llama3/infra/parallelize.py, apply_fsdp); the head stays gathered."""
 
     def check(self, plan: Plan) -> None:
+        shared = plan.model.tied or plan.family.sequences > 1
+        if self.separate_root and plan.strategy_row.gathers and (self.version == "1" or shared):
+            raise PlanError("separate root: only of FSDP 2, and where embeddings are used once; leave it out")
         ranks, groups = plan.data_parallel * plan.layout.context, self.groups(plan)
         if ranks % groups:
             raise PlanError(f"{ranks} ranks do not divide over {groups} replicas")

@@ -74,13 +74,21 @@ Keeps = Callable[[str], bool]
 class Region:
     """A checkpointed stretch of the model: how to run it again, and which nodes wait for their saved tensors."""
 
-    __slots__ = ("keeps", "kept", "ready", "run", "waiting")
+    __slots__ = ("keeps", "kept", "ready", "run", "saved_before", "waiting")
 
     def __init__(self, run: Callable[[], object], keeps: Keeps | None) -> None:
         self.run, self.ready, self.keeps = run, False, keeps
         self.waiting: list[tuple[Node, int]] = []
         self.kept: list[list[Storage] | None] = []
         """Outputs of the operations that were asked about, in their order; None where it was not kept."""
+        self.saved_before: list[int] = []
+        """How many tensors nodes had saved when each of them was made."""
+
+    def drop_unread(self) -> None:
+        """Give up outputs at the end that no backward reads, nor anything it is computed from again."""
+        for index, saved in enumerate(self.saved_before):
+            if saved == len(self.waiting):
+                self.kept[index] = None
 
 
 class Modules:

@@ -13,6 +13,7 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -22,13 +23,13 @@ from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.graph import Graph, Node, Tensor
 from memcalc.models import Block
-from memcalc.parallel import Replicated, Zero3, build_whole, flattened, make, resume, shard_units
+from memcalc.parallel import EMBEDDINGS, Replicated, Zero3, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Links
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
 from memcalc.schedules import MIDDLE, passes, played
 from memcalc.sharding import rows_per_rank
-from memcalc.spec import Weight
+from memcalc.spec import HEAD, Weight
 from memcalc.stages import Stage, Stretch, stage_weights, telling
 from memcalc.stages import stage as stage_of
 from memcalc.tape import Tape
@@ -117,7 +118,7 @@ class _Step:
         self.links = Links(plan, stage, self.crossing(weights))
         weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
         runs = [part.stop - part.start for part in stage.chunks] if stage.of > 1 else []
-        self.units = shard_units(weights, max(plan.checkpoint_every, 1), runs)
+        self.units = shard_units(weights, max(plan.checkpoint_every, 1), runs, plan.fsdp.separate_root)
         self.tape = self.new_tape(
             flattened(self.units) if plan.strategy_row.flat_units or plan.fsdp.mixes(plan) else weights
         )
@@ -148,7 +149,7 @@ class _Step:
         tape.adapt = adapting(plan.adapter)
         tape.prompt = prompting(plan.adapter, plan.model.heads)
         if plan.checkpointing.policy == "matrix-products":
-            tape.policy = matrix_products
+            tape.policy, tape.drops_unread = matrix_products, plan.compute.compile
         if plan.checkpointing.policy == "core-attention":
             tape.core = tape.checkpoint
 
@@ -225,9 +226,8 @@ class _Step:
                     output = hooks.gather_outputs(output)
                 if self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
-                opaque = self.plan.family.opaque
                 self.links.keep_logits(output)
-                loss = output if opaque else loss_of(tape, self.local, output, self.batch[1])
+                loss = output if self.plan.family.opaque else loss_of(tape, self.local, output, self.batch[1])
                 if self.plan.loss.converted:
                     wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
                     del wide
@@ -248,8 +248,7 @@ class _Step:
         assert node is not None
         if part.last:
             shape = (0,) if self.plan.family.opaque else ()
-            dtype = flight.output.dtype
-            grads = [tape.allocate("gradient of the loss", shape, dtype, "temporary", batched=False)]
+            grads = [tape.allocate("gradient of the loss", shape, flight.output.dtype, "temporary", batched=False)]
         else:
             grads = self.links.receive_gradient(flight.kept)
         tape.resume(flight.graph, node, slot, grads)
@@ -264,7 +263,7 @@ class _Step:
             if self.plan.strategy_row.gathers and plan.family.reads == "features":
                 # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
                 x = ops.cast(tape, x, plan.precision_row.compute, "inputs")
-            x = plan.family.enter(tape, plan, x)
+            x = self.unit(EMBEDDINGS, partial(plan.family.enter, tape, plan), x)
             if plan.adapter.input_gradients and x.node is None:
                 x = tape.leaf(x)
         blocks = plan.family.blocks(tape, plan)[part.start : part.stop]
@@ -272,27 +271,32 @@ class _Step:
         for first in range(0, len(blocks), every):
             x = plan.family.between(tape, plan, blocks[first][0], x)
             x = self.segment(blocks[first : first + every], x, self.checkpoints((part.start + first) // every))
-        return gather_logits(tape, plan.family.leave(tape, plan, x)) if part.last else x
+        return gather_logits(tape, self.unit(HEAD, partial(plan.family.leave, tape, plan), x)) if part.last else x
 
     def checkpoints(self, index: int) -> bool:
         """The blocks of this index, counted by units, are checkpointed as a whole."""
-        plan = self.plan
-        whole = plan.checkpoint_every > 0 and plan.checkpointing.policy != "core-attention"
-        return whole and plan.checkpointing.covers(index)
+        whole = self.plan.checkpoint_every > 0 and self.plan.checkpointing.policy != "core-attention"
+        return whole and self.plan.checkpointing.covers(index)
 
     def segment(self, blocks: list[Block], x: Tensor, checkpointed: bool) -> Tensor:
         """One sharding unit, which is also what one activation checkpoint spans."""
-        tape, hooks, unit = self.tape, self.hooks, blocks[0][0]
 
         def run(x: Tensor) -> Tensor:
             for _, block in blocks:
                 x = block(x)
             return x
 
+        whole = partial(self.tape.checkpoint, run, reentrant=self.plan.reentrant)
+        return self.unit(blocks[0][0], whole if checkpointed else run, x)
+
+    def unit(self, unit: str, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Layers with the strategy's work around them, where they are a sharding unit."""
+        hooks = self.hooks
+        if unit not in self.units:
+            return run(x)
         hooks.enter(unit)
         if x.node is None:
-            hooks.inputs_without_gradient.append(unit)
-        x = ops.boundary(tape, x, partial(hooks.leave_backward, unit))
-        x = tape.checkpoint(run, x, reentrant=self.plan.reentrant) if checkpointed else run(x)
+            hooks.inputs_without_gradient[unit] = None
+        x = run(ops.boundary(self.tape, x, partial(hooks.leave_backward, unit)))
         hooks.leave(unit)
-        return ops.boundary(tape, x, partial(hooks.enter_backward, unit))
+        return ops.boundary(self.tape, x, partial(hooks.enter_backward, unit))

@@ -149,7 +149,11 @@ class Plan:
 
     @property
     def allocator_options(self) -> AllocatorOptions:
-        return AllocatorOptions.parse(self.allocator)
+        """Before torch 2.12 ROCm only warns of expandable segments (pytorch pull requests 173330, 177974)."""
+        options, gpu = AllocatorOptions.parse(self.allocator), self.gpu_row
+        if gpu is not None and gpu.architecture.startswith("gfx") and self.torch_version < (2, 12):
+            return dataclasses.replace(options, expandable_segments=False)
+        return options
 
     @property
     def family(self) -> Any:

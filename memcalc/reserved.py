@@ -121,6 +121,7 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     size = len(timeline.names)
     made = {ident for ident, delta in body if delta > 0}
     inherited, first_gradients = _inheritance(timeline, body), _first_gradients(timeline, events, body)
+    replaced = _replaced(timeline, body, set(inherited.values()))
     kept = set(first_gradients.values())
     events = [event for event in events if event[0] not in kept]
     moments = timeline.moment.tolist()[len(timeline.moment) - len(body) :]
@@ -135,6 +136,8 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
                     events.append((first_gradients[ident], delta))
             elif ident in made:
                 events.append((ident + step * size, delta))
+                if step > 1 and delta > 0 and ident in replaced:
+                    events.append((replaced[ident] + (step - 1) * size, -delta))
             elif step > 1 and ident in inherited:
                 events.append((inherited[ident] + (step - 1) * size, delta))
         if step == 1 and not after:
@@ -185,3 +188,20 @@ def _inheritance(timeline: Timeline, body: list[Event]) -> dict[int, int]:
     for ident in sorted(set(made) - set(freed)):
         left[timeline.names[ident]].append(ident)
     return {ident: left[timeline.names[ident]].pop(0) for ident in sorted(set(freed) - set(made))}
+
+
+def _replaced(timeline: Timeline, body: list[Event], inherited: set[int]) -> dict[int, int]:
+    """What a step leaves for the next to put something else in its place: the ident that does, and the one that goes.
+
+    As outputs in the buffers of a pipeline's engine: the first of the next step takes the place of the first left.
+    """
+    freed = {ident for ident, delta in body if delta < 0}
+    made = defaultdict(list)
+    for ident, delta in body:
+        if delta > 0:
+            made[timeline.names[ident]].append(ident)
+    found: dict[int, int] = {}
+    for idents in made.values():
+        left = [ident for ident in idents if ident not in freed and ident not in inherited]
+        found.update(zip(idents, left, strict=False))
+    return found

@@ -117,6 +117,7 @@ class Tape(Autograd):
         region = self._region
         if region is not None and region.keeps is not None:
             region.kept.append(outputs if region.keeps(operation) else None)
+            region.saved_before.append(len(region.waiting))
         return outputs
 
     def _checkpoint(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
@@ -130,6 +131,8 @@ class Tape(Autograd):
         try:
             return function(*inputs)
         finally:
+            if self.drops_unread:
+                self._region.drop_unread()
             self._region = None
 
     def _run_again(self, function: Callable[..., Tensor], kept: list[Tensor]) -> object:

@@ -65,6 +65,30 @@ FAULTS = [
         wrong="edges = list(edges)\n",
     ),
     Fault(
+        name="a compiled checkpoint keeps what no backward reads",
+        file="tape.py",
+        right="                self._region.drop_unread()\n",
+        wrong="                pass\n",
+    ),
+    Fault(
+        name="what a pipeline's engine holds on to piles up from step to step",
+        file="reserved.py",
+        right="if step > 1 and delta > 0 and ident in replaced:",
+        wrong="if False:",
+    ),
+    Fault(
+        name="embeddings and head of a known size are layers",
+        file="models/size.py",
+        right="return 2 * model.vocab * model.hidden",
+        wrong="return 0",
+    ),
+    Fault(
+        name="the head is gathered with the root",
+        file="ledger.py",
+        right="runs, plan.fsdp.separate_root)",
+        wrong="runs, False)",
+    ),
+    Fault(
         name="LoRA's factors have states like the weights'",
         file="parallel/replicated.py",
         right="weight.group), self.trained_dtype)",
@@ -265,8 +289,8 @@ FAULTS = [
     Fault(
         name="full and grad-op sharding are swapped",
         file="parallel/fully_shard.py",
-        right="if self.plan.strategy_row.reshards:",
-        wrong="if not self.plan.strategy_row.reshards:",
+        right="if self.plan.strategy_row.reshards and unit != HEAD:",
+        wrong="if not self.plan.strategy_row.reshards and unit != HEAD:",
     ),
     Fault(
         name="ZeRO's buffer is not padded to its ranks",

@@ -248,7 +248,9 @@ def attentions(device: str, precision: str, dropout: float) -> list[str]:
 
 
 @st.composite
-def fsdps(draw: st.DrawFn, strategy: str, ranks: int, plain: bool, adapter: Adapter, precision: str) -> Fsdp:
+def fsdps(
+    draw: st.DrawFn, strategy: str, ranks: int, plain: bool, adapter: Adapter, precision: str, shared: bool
+) -> Fsdp:
     """FSDP's fields, with replicas that divide the ranks where there are any."""
     row = STRATEGIES[strategy]
     if not row.gathers:
@@ -257,8 +259,10 @@ def fsdps(draw: st.DrawFn, strategy: str, ranks: int, plain: bool, adapter: Adap
     one_dtype = adapter.dtype == "weights" or PRECISIONS[precision].weights == "float32"
     mixes = adapter.freezes and adapter.quantize == "none" and one_dtype
     plain = plain or (adapter.freezes and not mixes and (ranks == 1 or row.replicates))
+    version = "2" if plain else draw(st.sampled_from(["1", "2"]))
     return Fsdp(
-        version="2" if plain else draw(st.sampled_from(["1", "2"])),
+        version=version,
+        separate_root=version == "2" and not shared and draw(st.booleans()),
         adapter_units=draw(st.booleans()) if mixes else True,
         replicas=replicas,
         reduce_dtype=draw(st.sampled_from(["weights", "compute", "float32"])),
@@ -443,7 +447,12 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         update=update,
         compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
-        fsdp=draw(fsdps(strategy, ranks // layout.pipeline, update.in_backward, adapter, precision)),
+        fsdp=draw(
+            fsdps(
+                strategy, ranks // layout.pipeline, update.in_backward, adapter, precision,
+                chosen.tied or FAMILIES[chosen.family].sequences > 1,
+            )
+        ),  # fmt: skip
         deepspeed=draw(deepspeeds(strategy)),
         offload=Offload()
         if layout.pipeline > 1
@@ -486,7 +495,7 @@ def divided(draw: st.DrawFn) -> Plan:
     )  # fmt: skip
     attention = "flash" if context > 1 else draw(st.sampled_from(["eager", *["flash"] * flash]))
     return dataclasses.replace(
-        drawn, model=model, tokens=tokens, precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
+        drawn, model=model, tokens=tokens, fsdp=dataclasses.replace(drawn.fsdp, separate_root=False), precision=precision, ranks=drawn.data_parallel * layout.model_parallel, nodes=1,
         adapter=Adapter(), checkpointing=Checkpointing(),
         implementation=Implementation() if megatron else drawn.implementation,
         layout=layout, attention=attention, dropout=drawn.dropout if model.family != "llama" else 0.0,

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from memcalc.checkpointing import Checkpointing
 from memcalc.compute import Compute
 from memcalc.errors import PlanError
 from memcalc.estimate import estimate
@@ -37,6 +38,13 @@ def test_the_other_end_of_a_compiled_estimate_is_said() -> None:
     found = estimate(dataclasses.replace(PLAN, compute=Compute(compile=True)))
     (said,) = [line for line in found.assumptions if "torch.compile" in line]
     assert format_both(least) in said and least < found.peak.bytes
+
+
+def test_a_compiled_selective_checkpoint_does_not_keep_what_backward_never_reads() -> None:
+    eager = dataclasses.replace(PLAN, checkpoint_every=1, checkpointing=Checkpointing(policy="matrix-products"))
+    compiled = dataclasses.replace(eager, compute=Compute(compile=True))
+    kept, less = (ledger(plan).at_moment("loss", "activations") for plan in (eager, compiled))
+    assert kept - less == 8 * S * H * 2  # the down projection's output of each block, whose sum goes on alone
 
 
 def in_8_bit(float8: str) -> int:

@@ -14,7 +14,7 @@ from memcalc.fsdp import Fsdp
 from memcalc.host import host_tensors
 from memcalc.ledger import ledger
 from memcalc.loss import Loss
-from memcalc.models import MODELS
+from memcalc.models import MODELS, Model
 from memcalc.offload import Offload
 from memcalc.plan import Plan
 from memcalc.timeline import Timeline
@@ -39,6 +39,28 @@ def test_replicas_hold_what_as_many_ranks_as_one_of_them_has_would_hold() -> Non
 
 def test_replicas_are_nodes_unless_said() -> None:
     assert replace(PLAN, strategy="fsdp-hybrid-shard", ranks=16, nodes=4).shards == 4
+
+
+def test_a_separate_root_gathers_the_embeddings_for_their_own_pass_only() -> None:
+    whole = replace(PLAN, model=MODELS["llama-2-7b"], tokens=8, precision="bf16", optimizer="sgd", checkpoint_every=1)
+    apart = replace(whole, fsdp=Fsdp(separate_root=True))
+    embeddings, block = 32000 * 4096 * 2, (4 * 4096**2 + 3 * 4096 * 11008 + 2 * 4096) * 2
+    # At the fullest point, within the last block's backward, the embeddings are not there, and the head is no more.
+    saved = ledger(whole).peak().by_moment["backward"] - ledger(apart).peak().by_moment["backward"]
+    assert embeddings <= saved <= 2 * embeddings + block
+    together, own = ([name for name in ledger(plan).names if name.endswith(" gather")] for plan in (whole, apart))
+    assert {*own} - {*together} == {"embeddings gather", "head gather"} and {*together} - {*own} == {"root gather"}
+    with pytest.raises(PlanError, match="separate root"):
+        replace(PLAN, fsdp=Fsdp(separate_root=True))  # GPT-2's head is its embeddings
+
+
+def test_embeddings_and_head_of_a_known_size_are_the_roots() -> None:
+    size = Model(name="size", family="size", parameters=100_000, layers=4, vocab=100, hidden=200)
+    plan = replace(ONE, model=size, tokens=0, precision="fp32", ranks=2, optimizer="sgd")
+    timeline = ledger(plan)
+    (root,) = [i for i, name in enumerate(timeline.names) if name == "root gather"]
+    assert timeline.delta[timeline.ident == root].max() == -(-4 * 2 * 100 * 200 // 512) * 512
+    assert sum(weight.numel for weight in plan.weights) == 100_000
 
 
 def test_fsdp_1_makes_no_second_copy_of_what_it_gathers() -> None:

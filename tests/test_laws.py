@@ -308,6 +308,15 @@ def test_meters_are_in_order(plan: Plan) -> None:
 
 
 @given(plans())
+def test_steps_leave_as_much_as_they_found(plan: Plan) -> None:
+    if plan.device == "cpu":
+        return
+    timeline = ledger(plan)
+    two, three = (replayed(plan, timeline, steps=steps) for steps in (2, 3))
+    assert two.allocated == three.allocated and two.peak_allocated == three.peak_allocated
+
+
+@given(plans())
 def test_reserved_lies_between_the_tensors_and_all_that_was_ever_asked_for(plan: Plan) -> None:
     if plan.device == "cpu":
         return

@@ -30,7 +30,8 @@ class Framework:
 
     name: str
     sources: tuple[str, ...]
-    """Beginnings of the column ``source`` that mean this framework; the longest that fits wins."""
+    """Beginnings of the column ``source``, a blank and ``gpu_type`` that mean this framework; the longest that fits wins.
+    A page that was measured on each card with another version is told apart by the card."""
     defaults: Mapping[str, Default] = field(default_factory=dict)
 
     def default(self, key: str) -> Default | None:
@@ -44,6 +45,7 @@ PYTORCH = {
     "activation_checkpointing": Default("none", "torch.utils.checkpoint acts only where it is called"),
     "attention": Default("sdpa", "torch.nn.functional.scaled_dot_product_attention chooses its kernel"),
     "compile": Default("no", "torch.compile acts only where it is called"),
+    "fsdp units": Default("", "blocks and the root, as in all examples of torch"),
     "fsdp": Default("1", "FullyShardedDataParallel; fully_shard became public in torch 2.6"),
     "grad_accum": Default("1", "torch accumulates only when zero_grad is not called"),
     "loss": Default("float32", "memcalc's own: cross_entropy on float32 logits"),
@@ -100,6 +102,20 @@ _TORCHTITAN = {
     "sequence": Default("yes", "torchtitan/parallelisms/parallelize_llama.py, apply_tp: SequenceParallel norms"),
     "torch": Default("2.6", "README.md: a nightly build"),
     "fsdp": Default("2", "torchtitan/parallelisms/parallelize_llama.py: fully_shard"),
+}
+
+_TORCHTITAN_2025 = _TORCHTITAN | {
+    "torch": Default("2.8", "README.md: a nightly build"),
+    "compiled loss": Default("yes", "torchtitan/components/loss.py, build_cross_entropy_loss: compiled with the model"),
+}
+
+_TORCHTRAIN = {
+    "torch": Default("2.4", "README.md: a nightly build, then of 2.4"),
+    "fsdp": Default("2", "torchtrain/parallelisms/parallelize_llama.py: fully_shard"),
+    "implementation llama": Default(
+        "norm=python, grouped=repeat, rotary=complex",
+        "torchtrain/models/llama/model.py: RMSNorm, repeat_kv, apply_rotary_emb",
+    ),
 }
 
 FRAMEWORKS = (    Framework(
@@ -243,12 +259,21 @@ FRAMEWORKS = (    Framework(
     ),
     Framework(
         name="torchtitan of spring 2024",
-        sources=("pytorch/torchtitan PR #165", "pytorch/torchtitan PR #382"),
-        defaults={
-            "torch": Default("2.4", "README.md: a nightly build, then of 2.4"),
-            "fsdp": Default("2", "torchtrain/parallelisms/parallelize_llama.py: fully_shard"),
-            "implementation llama": Default("norm=python, grouped=repeat, rotary=complex", "torchtrain/models/llama/model.py: RMSNorm, repeat_kv, apply_rotary_emb"),
-            "loss": Default("float32, kept", "train.py before pull request 391: logits are not dropped before backward"),
+        sources=("pytorch/torchtitan PR #165",),
+        defaults=_TORCHTRAIN
+        | {"loss": Default("float32, kept", "train.py before pull request 391: logits are not dropped before backward")},
+    ),
+    Framework(
+        name="torchtitan of summer 2024",
+        sources=("pytorch/torchtitan PR #382",),
+        defaults=_TORCHTRAIN
+        | {
+            "loss": Default(
+                "float32 output",
+                "its logs are of July 2024: train.py drops logits since pull request 391 (12 June 2024); "
+                "models/llama/model.py ends in float()",
+            ),
+            "fsdp units": Default("separate root", "pull request 382 wraps tok_embeddings, and norm with output, by themselves"),
         },
     ),
     Framework(
@@ -258,14 +283,25 @@ FRAMEWORKS = (    Framework(
     ),
     Framework(
         name="torchtitan of 2025",
-        sources=(
-            "pytorch/ao docs/source/eager_tutorials", "pytorch/ao docs/source/workflows",
-            "pytorch/torchtitan benchmarks/llama3-8b_h200_2025",
-        ),
+        sources=("pytorch/ao docs/source/eager_tutorials", "pytorch/torchtitan benchmarks/llama3-8b_h200_2025"),
+        defaults=_TORCHTITAN_2025,
+    ),
+    Framework(
+        name="torchtitan of early 2025",
+        sources=("pytorch/ao docs/source/workflows/training.md H100",),
         defaults=_TORCHTITAN
         | {
-            "torch": Default("2.8", "README.md: a nightly build"),
-            "compiled loss": Default("yes", "torchtitan/components/loss.py, build_cross_entropy_loss: compiled with the model"),
+            "torch": Default("2.7", "the page's table for H100: 2.7.0a0+gitb98af95"),
+            "loss": Default("float32", "torchtitan 0.0.2: from pull request 859 (20 February) to 1033 (2 April 2025) the loss is not compiled"),
+        },
+    ),
+    Framework(
+        name="torchtitan of August 2025",
+        sources=("pytorch/ao docs/source/workflows",),
+        defaults=_TORCHTITAN_2025
+        | {
+            "torch": Default("2.9", "the page's tables for MI300X and B200: 2.9.0.dev202508"),
+            "fsdp units": Default("separate root", "pull request 1094 (28 July 2025), models/llama3/infra/parallelize.py, apply_fsdp"),
         },
     ),
     Framework(

@@ -31,6 +31,7 @@ _FORMS: dict[str, tuple[dict[str, Any], str]] = {
         {"loss_dtype": "logits", "keep_logits": True},
         "the loss is taken of the 16-bit logits, which are kept",
     ),
+    "float32 output": ({"loss": Loss(float32_output=True)}, ""),
     "float32, kept": ({"loss": Loss(float32_output=True), "keep_logits": True}, ""),
     "compiled": ({"loss": Loss(form="compiled")}, "the loss is compiled"),
     "fused": ({"loss": Loss(form="fused")}, ""),

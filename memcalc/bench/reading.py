@@ -34,7 +34,7 @@ class Reading:
 
     def default(self, key: str) -> str:
         """The framework's default for a key, noted; blank where there is none."""
-        framework = framework_of(self.row.source)
+        framework = framework_of(f"{self.row.source} {self.row['gpu_type']}")
         default = framework.default(key)
         if default is None:
             return ""

@@ -257,4 +257,6 @@ def _size(reading: Reading) -> Model | None:
         reading.lack("model family: none, and its activations are not negligible")
         return None
     reading.assume(f"activations left out: about {kept / 2**20:.0f} MiB (34 B per token, width and layer)")
-    return Model(name=reading.row["model"], family="size", parameters=size, layers=count)
+    vocab = reading.row.whole("vocab") or 0
+    ends = (vocab, hidden) if 2 * vocab * hidden < size // 2 else (0, 0)
+    return Model(name=reading.row["model"], family="size", parameters=size, layers=count, vocab=ends[0], hidden=ends[1])

@@ -44,6 +44,7 @@ def sharded_of(reading: Reading, strategy: str, ranks: int, precision: str, buil
             version=_version(reading),
             reduce_dtype=_reduce_dtype(reading, precision),
             replicas=max(ranks // _GPUS_OF_A_NODE, 1) if row.replicates else 0,
+            separate_root=reading.default("fsdp units") == "separate root" and not built.tied and built.family != "t5",
             sync_every_micro_batch=_accumulates(reading) and reading.default("sync") == "each",
         )
     elif not row.main_grads and not PRECISIONS[precision].master:

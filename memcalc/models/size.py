@@ -10,7 +10,7 @@ from memcalc.errors import PlanError
 from memcalc.graph import Tensor
 from memcalc.models.checks import no_attention, no_dropout, positive
 from memcalc.models.family import Block, Family
-from memcalc.spec import Model, Weight
+from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape
 
 if TYPE_CHECKING:
@@ -23,12 +23,17 @@ def check(model: Model, plan: Plan) -> None:
     no_dropout(model, plan)
     no_attention(model, plan)
     positive(model, "parameters")
-    if model.layers > model.parameters:
-        raise PlanError(f"{model.layers} layers are more than {model.parameters} parameters")
+    if model.layers > model.parameters - outside(model):
+        raise PlanError(f"{model.layers} layers are more than {model.parameters - outside(model)} parameters")
     if (model.features or model.layer_bytes) and plan.micro_batch < 1:
         raise PlanError(f"micro batch {plan.micro_batch} must be at least 1 when inputs or activations are given")
     if model.layer_bytes and not model.layers:
         raise PlanError("activation bytes per layer are given, but not how many layers there are")
+
+
+def outside(model: Model) -> int:
+    """Parameters of embeddings and head, which no layer has; none when vocabulary or width are unknown."""
+    return 2 * model.vocab * model.hidden
 
 
 def weights(model: Model) -> list[Weight]:
@@ -37,13 +42,16 @@ def weights(model: Model) -> list[Weight]:
     >>> [weight.numel for weight in weights(Model(name="ten", family="size", parameters=10, layers=3))]
     [4, 3, 3]
     """
-    layers = max(model.layers, 1)
-    share, left = divmod(model.parameters, layers)
-    return [Weight(f"layers.{i}.weight", (share + (i < left),), f"layers.{i}") for i in range(layers)]
+    layers, rest = max(model.layers, 1), outside(model)
+    share, left = divmod(model.parameters - rest, layers)
+    found = [Weight(f"layers.{i}.weight", (share + (i < left),), f"layers.{i}") for i in range(layers)]
+    if not rest:
+        return found
+    return [Weight("embeddings.weight", (rest // 2,)), *found, Weight("head.weight", (rest // 2,), HEAD)]
 
 
 def enter(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    return x
+    return ops.opaque(t, x, "embeddings", (plan.model.features,), 0) if outside(plan.model) else x
 
 
 def blocks(t: Tape, plan: Plan) -> list[Block]:
@@ -56,7 +64,7 @@ def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    return x
+    return ops.opaque(t, x, "head", (plan.model.features,), 0) if outside(plan.model) else x
 
 
 SIZE = Family(

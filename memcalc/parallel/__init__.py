@@ -17,16 +17,17 @@ from memcalc.parallel.flat_shard import FlatShard
 from memcalc.parallel.flat_units import FlatUnits, flattened
 from memcalc.parallel.fully_shard import FullyShard
 from memcalc.parallel.megatron import Megatron
-from memcalc.parallel.replicated import ROOT_UNIT, Replicated
+from memcalc.parallel.replicated import EMBEDDINGS, ROOT_UNIT, Replicated
 from memcalc.parallel.zero import Zero
 from memcalc.parallel.zero_0 import Zero0
 from memcalc.parallel.zero_3 import Zero3
 from memcalc.parallel.zero_bf16 import ZeroBf16
 from memcalc.plan import Plan
-from memcalc.spec import Weight
+from memcalc.spec import HEAD, Weight
 from memcalc.tape import Tape
 
 __all__ = [
+    "EMBEDDINGS",
     "ROOT_UNIT",
     "DataParallel",
     "Ddp",
@@ -79,10 +80,13 @@ def _zero(plan: Plan) -> type[Replicated]:
     return {0: Zero0, 1: Zero, 2: Zero, 3: Zero3}[stage or 0]
 
 
-def shard_units(weights: Sequence[Weight], every: int, runs: Sequence[int] = ()) -> dict[str, list[Weight]]:
+def shard_units(
+    weights: Sequence[Weight], every: int, runs: Sequence[int] = (), separate: bool = False
+) -> dict[str, list[Weight]]:
     """Weights by the unit that owns them: consecutive blocks, ``every`` at a time, and the root for the rest.
 
-    ``runs`` are the lengths of the stretches of blocks in a row, where they are not all in one.
+    ``runs`` are the lengths of the stretches of blocks in a row, where they are not all in one. ``separate`` leaves the
+    root nothing: embeddings are a unit before all blocks, and the head with its norm is one after them.
 
     >>> parts = shard_units([Weight("e", (1,)), Weight("a", (1,), "h.0"), Weight("b", (1,), "h.1")], 2)
     >>> {unit: [weight.name for weight in part] for unit, part in parts.items()}
@@ -96,5 +100,6 @@ def shard_units(weights: Sequence[Weight], every: int, runs: Sequence[int] = ())
         start += run
     units: dict[str, list[Weight]] = {ROOT_UNIT: []}
     for weight in weights:
-        units.setdefault(leader.get(weight.group, ROOT_UNIT), []).append(weight)
+        rest = ROOT_UNIT if not separate else HEAD if weight.group == HEAD else EMBEDDINGS
+        units.setdefault(leader.get(weight.group, rest), []).append(weight)
     return units

@@ -10,7 +10,7 @@ from memcalc.precision import DTYPE_BYTES
 from memcalc.quantised import QUANTISED, SHARDED, stored
 from memcalc.recorder import Storage
 from memcalc.sharding import rows_per_rank
-from memcalc.spec import Weight
+from memcalc.spec import HEAD, Weight
 from memcalc.tape import Tape
 
 __all__ = ["FullyShard"]
@@ -118,7 +118,7 @@ class FullyShard(Replicated):
         self.last_gather = self.gathered.pop(unit, self.last_gather)
 
     def leave(self, unit: str) -> None:
-        if self.plan.strategy_row.reshards:
+        if self.plan.strategy_row.reshards and unit != HEAD:
             self.full.pop(unit, None)
 
     def begin_backward(self) -> None:
@@ -191,6 +191,7 @@ class FullyShard(Replicated):
         for unit in [ROOT_UNIT, *self.inputs_without_gradient]:
             if self.units[unit]:
                 self.leave_backward(unit)
+        self.gathered.clear()  # ahead of a unit that was not needed (FSDPParamGroup.finalize_backward)
         self.reduce_input = None
         self.replicated.clear()
         super().end_backward()

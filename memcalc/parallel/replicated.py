@@ -13,9 +13,9 @@ from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["ROOT_UNIT", "Replicated"]
+__all__ = ["EMBEDDINGS", "ROOT_UNIT", "Replicated"]
 
-ROOT_UNIT = "root"
+ROOT_UNIT, EMBEDDINGS = "root", "embeddings"
 
 
 class Replicated:
@@ -39,7 +39,7 @@ class Replicated:
         """False while gradients are only accumulated (no_sync)."""
         self.through_optimizer = True
         """False where the pipeline's engine calls autograd itself and not ``optimizer.backward`` (DeepSpeed)."""
-        self.inputs_without_gradient: list[str] = []
+        self.inputs_without_gradient: dict[str, None] = {}
         """Units whose input wants none, so that ``leave_backward`` is not called for them."""
 
     # -- what lives between steps ------------------------------------------------------------------
@@ -154,7 +154,6 @@ class Replicated:
 
     def end_backward(self) -> None:
         """When backward is done."""
-        self.inputs_without_gradient.clear()
 
     def step(self) -> None:
         """The optimizer's update."""
