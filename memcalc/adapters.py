@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from memcalc.errors import PlanError
+from memcalc.errors import PlanError, shorten
 from memcalc.groups import Group, knob
 from memcalc.quantised import QUANTISED
 from memcalc.spec import HEAD, ROOT, Weight
@@ -122,6 +122,18 @@ class Adapter(Group):
         if self.kind == "lora" and not any(".lora_A." in weight.name for weight in plan.weights):
             leaves = sorted({name.rsplit(".", 1)[-1] for name in _linears(plan.family.weights(plan.model))})
             raise PlanError(f"adapter targets {self.targets!r} name no linear layer; there are: {', '.join(leaves)}")
+
+        self._check_targets(plan)
+
+    def _check_targets(self, plan: Plan) -> None:
+        names = [] if self.targets in TARGETS else [name.strip() for name in self.targets.split(",")]
+        if self.kind != "lora" or not names:
+            return
+        linears = _linears(plan.family.weights(plan.model))
+        for name in names:
+            if not any(f".{linear}".endswith(f".{name}") for linear in linears):
+                leaves = sorted({linear.rsplit(".", 1)[-1] for linear in linears})
+                raise PlanError(f"adapter target {shorten(name)} is no linear layer; there are: {', '.join(leaves)}")
 
     def untrained(self, plan: Plan) -> str:
         if self.quantize != "none":

@@ -23,7 +23,7 @@ from memcalc.reserved import Range, replayed, reserved_range
 from memcalc.timeline import Peak, Timeline
 from memcalc.units import format_both
 
-__all__ = ["Estimate", "estimate", "holding_gpus", "host_bytes", "verdict"]
+__all__ = ["Estimate", "estimate", "holding_gpus", "host_bytes", "usable_bytes", "verdict"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,11 +125,20 @@ def verdict(plan: Plan, device: Range, gpu: Gpu | None) -> str:
     """Does it fit? ``tight`` is between the bounds; what was not counted can only be refuted."""
     if gpu is None:
         return "unknown"
-    if device.low > gpu.usable_bytes:
+    usable = usable_bytes(plan, gpu)
+    if device.low > usable:
         return "does-not-fit"
     if not _activations_known(plan):
         return "unknown"
-    return "fits" if device.high <= gpu.usable_bytes else "tight"
+    return "fits" if device.high <= usable else "tight"
+
+
+def usable_bytes(plan: Plan, gpu: Gpu) -> int:
+    """What the run may take of a card: with ``per_process_memory_fraction`` torch takes no more than its part."""
+    fraction = plan.allocator_options.per_process_memory_fraction
+    if fraction is None:
+        return gpu.usable_bytes
+    return min(int(fraction * gpu.usable_bytes) + outside(plan, gpu).low, gpu.usable_bytes)
 
 
 def holding_gpus(plan: Plan, reserved: Range) -> list[tuple[Gpu, bool]]:
@@ -163,7 +172,9 @@ def assumptions(plan: Plan, reserved: Range, *, stage: int, uncounted: int, host
     what one rank holds there."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
     if plan.layout.pipeline > 1:
-        said.append(f"the fullest stage of the pipeline is number {stage}, counted from 0 to {plan.layout.pipeline - 1}")
+        said.append(
+            f"the fullest stage of the pipeline is number {stage}, counted from 0 to {plan.layout.pipeline - 1}"
+        )
         if plan.accumulation < plan.layout.pipeline:
             said.append(
                 f"only {plan.accumulation} micro batch{'es' * (plan.accumulation > 1)} a step for {plan.layout.pipeline} "

@@ -119,11 +119,11 @@ def check(plan: Plan, *, out: Path, training: Training) -> list[str]:
         raise PlanError(f"this plan can be estimated, but memcalc cannot train {plan.untrained}")
     if plan.nodes > 1:
         raise PlanError(f"the plan is for {plan.nodes} nodes; launch starts ranks on this machine only")
-    if not plan.optimizer_row.library.startswith("torch."):
-        raise PlanError(
-            f"{plan.optimizer} can be estimated but not trained: {plan.optimizer_row.library} is not part of torch, "
-            "take adamw"
-        )
+    row = plan.optimizer_row
+    if not row.library.startswith("torch."):
+        raise PlanError(f"{row.name} can be estimated but not trained: {row.library} is not part of torch, take adamw")
+    if not row.trained:
+        raise PlanError(f"{row.name} can be estimated but not trained: its step takes more than gradients, take adamw")
     check_folder(plan, out, resume=training.resume)
     check_space(plan, out)
     return _check_machine(plan)

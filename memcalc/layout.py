@@ -131,6 +131,9 @@ class Layout(Group):
         if stated and self.ends:
             raise PlanError("pipeline ends count in an equal division, not where first or last layers are given")
 
+    def idle(self, plan: Plan) -> dict[str, str]:
+        return {} if self.pipeline > 1 else {"schedule": "orders micro batches in a pipeline; add --pipeline-parallel"}
+
     def untrained(self, plan: Plan) -> str:
         others = {"context": self.context, "pipeline": self.pipeline, "expert": self.expert}
         if more := next((name for name, degree in others.items() if degree > 1), ""):

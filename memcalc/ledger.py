@@ -112,9 +112,7 @@ class _Step:
         """What the modules of one rank see: its part of the model, its part of each sequence."""
         weights = self.local.weights
         if plan.gathers_unknown_layers:
-            weights = [
-                Weight(weight.name, rows_per_rank(weight.shape, plan.shards), weight.group) for weight in weights
-            ]
+            weights = [Weight(each.name, rows_per_rank(each.shape, plan.shards), each.group) for each in weights]
         self.links = Links(plan, stage, self.crossing(weights))
         weights = stage_weights(weights, stage, plan.model.tied, module=self.links.engine.ties_modules)
         runs = [part.stop - part.start for part in stage.chunks] if stage.of > 1 else []

@@ -133,7 +133,9 @@ def _notes(known: dict[str, int], gpu: Gpu | None) -> list[str]:
             "allocated the peak, or memory_allocated() now? If the peak, try expandable_segments:True"
         )
     if reserved is None and "device" in known:
-        notes.append(f"read {COUNTERS['reserved']} as well: it parts the cache from what is not torch's; {_ranges(gpu)}")
+        notes.append(
+            f"read {COUNTERS['reserved']} as well: it parts the cache from what is not torch's; {_ranges(gpu)}"
+        )
     if reserved is not None and "device" in known:
         notes.append(_outside(known["device"] - reserved, gpu))
     return notes

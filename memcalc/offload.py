@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,14 @@ class Offload(Group):
     max_in_cpu: int = knob(
         1_000_000_000, "--offload-max-in-cpu", "NVMe: elements of parameters that stay in host memory."
     )
+
+    def idle(self, plan: Plan) -> dict[str, str]:
+        names = [field.name for field in dataclasses.fields(self) if field.name not in ("optimizer", "parameters")]
+        if not self.on:
+            return dict.fromkeys(names, "is for offload; add --offload-optimizer cpu or nvme")
+        if "nvme" in (self.optimizer, self.parameters):
+            return {}
+        return dict.fromkeys(names[1:], "is for NVMe; take --offload-optimizer nvme")
 
     @property
     def on(self) -> bool:

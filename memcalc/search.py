@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 from memcalc.errors import InputError, PlanError
+from memcalc.estimate import usable_bytes
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
 
@@ -79,7 +80,7 @@ def search(
         row = base.gpu_row if base.device == "cuda" else None
         if row is None:
             raise InputError("say how much memory there is: a GPU by name, or capacity in bytes")
-        capacity = row.usable_bytes
+        capacity = usable_bytes(base, row)
     counts = (base.ranks,) if ranks is None else tuple(ranks)
     return Search(
         base=base,

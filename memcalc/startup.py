@@ -33,4 +33,4 @@ class Startup(Group):
     def untrained(self, plan: Plan) -> str:
         if self.build != "shards":
             return "a model that each rank first builds whole; its own runs make shards alone"
-        return "" if self.resume != "device" else "from a checkpoint loaded to the GPU; its own runs load in place"
+        return "" if self.resume == "none" else "as a plan that says to resume; give launch --resume instead"

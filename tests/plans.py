@@ -449,7 +449,11 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         device=device,
         fsdp=draw(
             fsdps(
-                strategy, ranks // layout.pipeline, update.in_backward, adapter, precision,
+                strategy,
+                ranks // layout.pipeline,
+                update.in_backward,
+                adapter,
+                precision,
                 chosen.tied or FAMILIES[chosen.family].sequences > 1,
             )
         ),  # fmt: skip

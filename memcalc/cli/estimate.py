@@ -18,7 +18,8 @@ from memcalc.units import format_both, format_count
 
 __all__ = ["command"]
 
-EXAMPLES = """\b
+EXAMPLES = (
+    """\b
 Examples:
   memcalc estimate gpt2 --batch-size 8 --precision amp-bf16 --gpu a100-80gb
   memcalc estimate llama-3-8b --gpus 8 --strategy fsdp-full-shard --checkpointing full --explain
@@ -31,7 +32,10 @@ Examples:
   memcalc estimate megatron-22b --gpus 32 --tensor-parallel 8 --pipeline-parallel 2 --accumulation 8 --strategy megatron-distributed --precision bf16-master
 \b
 Models:
-""" + fill(", ".join(MODELS), 76, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False) + "\n"
+"""
+    + fill(", ".join(MODELS), 76, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    + "\n"
+)
 
 # From here on an estimate takes seconds.
 SLOW = 2000
@@ -54,7 +58,7 @@ def command(
     MODEL is a named model, whose numbers the options below change; or leave it out and give --params.
     """
     from memcalc.cli.report import explanation, summary
-    from memcalc.estimate import estimate
+    from memcalc.estimate import estimate, usable_bytes
 
     plan = _plan(plan_file, words)
     if plan.model.blocks >= SLOW:
@@ -74,7 +78,7 @@ def command(
         if explain:
             click.echo("\n" + explanation(plan, format))
     if check and plan.gpu_row is not None and found.verdict == "does-not-fit":
-        needed, there = format_both(found.device.low), format_both(plan.gpu_row.usable_bytes)
+        needed, there = format_both(found.device.low), format_both(usable_bytes(plan, plan.gpu_row))
         click.echo(f"memcalc: does not fit: it needs at least {needed}, {plan.gpu} has {there}", err=True)
         raise click.exceptions.Exit(1)
 

@@ -81,6 +81,8 @@ def command(
         click.echo(render(rows, ("part", "bytes", "meaning"), "csv"))
         return
     total = sum(part.bytes for part in found.parts)
+    if not total:
+        raise InputError("the meters read 0 B: nothing was allocated")
     table = [
         (part.name, format_bytes(part.bytes), format_bytes(part.bytes, binary=True), f"{share:.1f} %", part.meaning)
         for part, share in ((part, 100 * part.bytes / total) for part in found.parts)

@@ -214,6 +214,10 @@ def _followers(base: Model, changes: Words) -> dict[str, int]:
 
 def check_effect(words: Words, plan: Plan) -> None:
     """Raises InputError for an option of a group that was typed and changes nothing about the plan."""
+    if not plan.strategy_row.buckets:
+        for name in ("bucket_mb", "bucket_views"):
+            if words.get(name) is not None:
+                raise InputError(f"--{name.replace('_', '-')} is for DDP's buckets, not for strategy {plan.strategy}")
     for group, cls in _GROUPS.items():
         idle = getattr(plan, group).idle(plan)
         for knob in dataclasses.fields(cls):  # type: ignore[arg-type]

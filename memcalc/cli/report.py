@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memcalc.estimate import Estimate, holding_gpus
+from memcalc.estimate import Estimate, holding_gpus, usable_bytes
 from memcalc.ledger import skeleton
 from memcalc.plan import Plan
 from memcalc.tables import heading, printable, render
@@ -108,7 +108,9 @@ def _verdict(found: Estimate) -> str:
     gpu = found.plan.gpu_row
     if gpu is None:
         return f"verdict: {found.verdict}"
-    return f"verdict: {found.verdict} on {gpu.name}, of which torch can use {format_both(gpu.usable_bytes)}"
+    return (
+        f"verdict: {found.verdict} on {gpu.name}, of which torch can use {format_both(usable_bytes(found.plan, gpu))}"
+    )
 
 
 def _cards(found: Estimate) -> list[str]:

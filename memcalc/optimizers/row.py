@@ -100,6 +100,8 @@ class Optimizer:
     """What ``step()`` allocates, for each kind the library offers; its default on CUDA comes first."""
     counters: int = 1
     """Float32 numbers per weight: CPU scalars (for-loop, foreach), a device block each when fused."""
+    trained: bool = True
+    """``trainers/optimizers.py`` has it, where it is torch's."""
     shardable: bool = True
     """Works on the row-wise shards of ``fully_shard`` (DTensors)."""
     paged_from: int = 0

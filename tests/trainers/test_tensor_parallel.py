@@ -30,7 +30,7 @@ def planned(ranks: int, **changes: object) -> Plan:
 def test_what_trainers_cannot_divide_is_said() -> None:
     assert planned(2, layout=Layout(tensor=2)).untrained == ""
     assert planned(2, layout=Layout(context=2), attention="flash").untrained == "with context parallel"
-    assert "Llama alone" in planned(4, layout=Layout(tensor=2), strategy="ddp").untrained
+    assert "other models than Llama" in planned(4, layout=Layout(tensor=2), strategy="ddp").untrained
 
 
 def test_two_ranks_hold_what_the_ledger_says_and_learn_what_one_does(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_two_ranks_hold_what_the_ledger_says_and_learn_what_one_does(tmp_path: P
         estimated = ledger(job.plan).peak()
         for rank in found[name].ranks:
             assert estimated.bytes == pytest.approx(rank.allocated_peak, rel=1e-3), name
-            assert estimated.by_moment["forward"] == pytest.approx(rank.by_moment["forward"], rel=1e-2), name
+            assert estimated.by_moment["forward"] == pytest.approx(rank.by_moment["forward"], rel=2e-2), name
         if name in ("tensor", "sequence"):
             assert found[name].losses == pytest.approx(alone.losses, rel=1e-4)
             assert found[name].evaluation == pytest.approx(alone.evaluation, rel=1e-4)
