@@ -202,9 +202,9 @@ REACHED = {
     ("NVIDIA/Megatron-LM", "allocated"): (1, 2),
     ("open-mmlab/mmaction2", "allocated"): (1, 1),
     ("pytorch/ao", "allocated"): (1, 1),
-    ("pytorch/ao", "reserved"): (18, 26),
+    ("pytorch/ao", "reserved"): (4, 18),
     ("pytorch/torchtitan", "allocated"): (2, 2),
-    ("pytorch/torchtitan", "reserved"): (3, 13),
+    ("pytorch/torchtitan", "reserved"): (4, 12),
     ("pytorch/torchtune", "allocated"): (1, 3),
     ("pytorch/tutorials", "allocated"): (2, 2),
 }

@@ -225,6 +225,7 @@ def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
 
 MEGATRON = Family(
     name="megatron",
+    untrained=lambda model: "models of the family megatron",
     summary="Megatron's GPT: fused bias, GELU, dropout and softmax; by options RMSNorm, rotary positions, SwiGLU, BLOOM's norm",
     reads="tokens",
     divides="megatron",

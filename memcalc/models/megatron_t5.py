@@ -134,6 +134,7 @@ def cross_attention(t: Tape, plan: Plan, x: Tensor, memory: Tensor, name: str) -
 MEGATRON_T5 = dataclasses.replace(
     megatron.MEGATRON,
     name="megatron-t5",
+    untrained=lambda model: "models of the family megatron-t5",
     summary="Megatron's T5: encoder and decoder of Megatron's blocks, learned positions, a tied head with a bias",
     sequences=2,
     check=check,
