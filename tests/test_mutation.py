@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mutation
 import pytest
+from faults import FAULTS, Fault
 
 
-@pytest.mark.parametrize("fault", mutation.FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_can_be_planted(fault: mutation.Fault, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_can_be_planted(fault: Fault, root: Path, tmp_path: Path) -> None:
     original = (root / "memcalc" / fault.file).read_text(encoding="utf-8")
     planted = tmp_path / "memcalc" / fault.file
     planted.parent.mkdir(parents=True)

@@ -21,7 +21,8 @@ from memcalc.plan import Plan
 from memcalc.schedules import in_flight, passes, played
 from memcalc.stages import split, stage, stage_weights
 from memcalc.timeline import CATEGORIES
-from tests.plans import gpt2s, llamas, plans
+from tests.drawn_models import gpt2s, llamas
+from tests.plans import plans
 
 GPT2 = MODELS["gpt2"]
 GPT2_WEIGHTS = FAMILIES["gpt2"].weights(GPT2)

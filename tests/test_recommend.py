@@ -19,7 +19,7 @@ from memcalc.recommend import TIE, candidates, next_plan, recommend, remedies
 from memcalc.search import MICRO_BATCHES, default_precisions, search
 from memcalc.strategies import STRATEGIES
 from memcalc.throughput import step_time
-from tests.plans import models
+from tests.drawn_models import models
 
 PARALLEL = [name for name, row in STRATEGIES.items() if row.parallel and row.backend and not row.replicates]
 GPT2 = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=8, strategy="ddp", gpu="a100-80gb")
