@@ -197,6 +197,8 @@ class FlatShard(FlatUnits):
 
     def end_backward(self) -> None:
         super().end_backward()
+        if self.sync:  # what was gathered ahead for a unit whose backward was over
+            self.full = {unit: full for unit, full in self.full.items() if unit == ROOT_UNIT}
         if self.away and self.sync:  # copied to the host one by one, but let go together (_finalize_params)
             self.grads.clear()
 
