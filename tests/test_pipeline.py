@@ -187,7 +187,9 @@ def test_what_cannot_be_is_refused(layout: dict[str, object], said: str) -> None
 
 def test_an_estimate_names_its_stage() -> None:
     found = estimate(piped(4, dataclasses.replace(PLAIN, accumulation=8)))
-    assert f"the fullest stage of the pipeline is number {found.stage}, counted from 0 to 3" in " ".join(found.assumptions)
+    assert f"the fullest stage of the pipeline is number {found.stage}, counted from 0 to 3" in " ".join(
+        found.assumptions
+    )
     assert estimate(PLAIN).stage == 0
     assert not any("stage" in said for said in estimate(PLAIN).assumptions)
 
