@@ -28,11 +28,13 @@ __all__ = [
     "Place",
     "Run",
     "check",
+    "check_place",
     "command",
     "environment",
     "installed_torch",
     "launch",
     "require_torch",
+    "torchrun",
 ]
 
 TRAINERS = "trainers"
@@ -129,7 +131,7 @@ def torchrun(plan: Plan, training: Training, place: Place, out: Path) -> list[st
     words = [str(out / "plan.json"), str(out), *training.arguments()]
     if plan.nodes == 1:
         return command(plan.ranks, TRAINERS, *words, restarts=place.restarts)
-    name = hashlib.sha256(f"{out.absolute()}\n{plan.to_json()}".encode()).hexdigest()[:12]
+    name = hashlib.sha256(f"{out.name}\n{plan.to_json()}".encode()).hexdigest()[:12]
     meeting = [
         "--nnodes", str(plan.nodes), "--node-rank", str(place.node), "--rdzv-backend", "c10d",
         "--rdzv-endpoint", place.rendezvous, "--rdzv-id", f"memcalc-{name}",
@@ -167,7 +169,7 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
         )
     if plan.untrained:
         raise PlanError(f"this plan can be estimated, but memcalc cannot train {plan.untrained}")
-    _check_place(plan, place)
+    check_place(plan, place)
     row = plan.optimizer_row
     if not row.library.startswith("torch."):
         raise PlanError(f"{row.name} can be estimated but not trained: {row.library} is not part of torch, take adamw")
@@ -179,7 +181,8 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
     return _check_machine(plan)
 
 
-def _check_place(plan: Plan, place: Place) -> None:
+def check_place(plan: Plan, place: Place) -> None:
+    """Raises InputError when this machine has no place in the plan."""
     if plan.nodes > 1 and not place.rendezvous:
         raise PlanError(
             f"the plan is for {plan.nodes} nodes; on each of them give --node-rank R and --rdzv HOST:PORT of the first, "

@@ -14,7 +14,7 @@ from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.kinds import File, Name, Whole
 from memcalc.compare import compare_run
 from memcalc.errors import FileError
-from memcalc.launch import Place, Run, launch, torchrun
+from memcalc.launch import Place, Run, check_place, launch, torchrun
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.run_folder import continued, newest_checkpoint
@@ -140,7 +140,11 @@ def command(
 
 def dry(plan: Plan, training: Training, place: Place, *, plan_file: Path, out: Path) -> str:
     """The lines that would start the plan: torchrun's here, and what srun would call on every node."""
-    lines = [shlex.join(torchrun(plan, training, place, out))]
+    check_place(plan, place)
+    words = ["torchrun", *torchrun(plan, training, place, out)[3:]]  # what follows "python -m torch.distributed.run"
+    words[words.index(str(out / "plan.json"))] = str(plan_file)  # launch would write the other
+    allocator = ["env", f"PYTORCH_CUDA_ALLOC_CONF={plan.allocator}"] if plan.allocator else []
+    lines = [shlex.join([*allocator, *words])]
     if plan.nodes > 1:
         words = ["memcalc", "launch", str(plan_file), "--out", str(out), *training.arguments()]
         words += ["--nodes", str(plan.nodes), "--rdzv", place.rendezvous]

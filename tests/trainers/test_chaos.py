@@ -5,6 +5,7 @@ Two kills by default; ``make chaos`` takes 50 and draws them anew each time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -69,10 +70,8 @@ def test_a_run_that_is_killed_ends_as_if_it_had_not_been(
     time.sleep(drawn.uniform(0.0, seconds))
     who, how = drawn.choice(("launcher", "agent", "rank")), drawn.choice((signal.SIGKILL, signal.SIGTERM))
     if process.poll() is None:
-        try:
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it ended between the look and the kill
             os.kill(victim(process, run, who), how)
-        except ProcessLookupError:
-            pass  # it ended between the look and the kill
     process.communicate(timeout=LONGEST)
     deadline = time.monotonic() + LONGEST  # after a SIGKILL nobody is left to wait with
     while anything_left(run) and time.monotonic() < deadline:
