@@ -5,7 +5,6 @@ A run owns its folder; memcalc.run_folder says what is in it.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -131,10 +130,9 @@ def torchrun(plan: Plan, training: Training, place: Place, out: Path) -> list[st
     words = [str(out / "plan.json"), str(out), *training.arguments()]
     if plan.nodes == 1:
         return command(plan.ranks, TRAINERS, *words, restarts=place.restarts)
-    name = hashlib.sha256(f"{out.name}\n{plan.to_json()}".encode()).hexdigest()[:12]
     meeting = [
         "--nnodes", str(plan.nodes), "--node-rank", str(place.node), "--rdzv-backend", "c10d",
-        "--rdzv-endpoint", place.rendezvous, "--rdzv-id", f"memcalc-{name}",
+        "--rdzv-endpoint", place.rendezvous, "--rdzv-id", f"memcalc-{out.name}",
         "--rdzv-conf", f"join_timeout={_JOIN_SECONDS}",
     ]  # fmt: skip
     return command(plan.ranks // plan.nodes, TRAINERS, *words, restarts=place.restarts, meeting=meeting)
