@@ -121,6 +121,4 @@ def _bias(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
 
 
-
-
 _KERNELS = {"dropout": _dropout, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention}

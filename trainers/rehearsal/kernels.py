@@ -83,7 +83,9 @@ def _convolution(args: Any) -> int:
     stride, padding, dilation = args[3:6]
     sizes = [
         (size + 2 * pad - span * (kernel - 1) - 1) // step + 1
-        for size, kernel, step, pad, span in zip(image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+        for size, kernel, step, pad, span in zip(
+            image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
     ]
     output = image.shape[0] * weight.shape[0] * math.prod(sizes) * image.itemsize
     return max(_reordered(image) + _bytes(weight) + output, 2 * output) - output

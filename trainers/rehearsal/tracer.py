@@ -31,6 +31,8 @@ _BLOCK = {"cuda": 512, "cpu": 1}
 _COPIED = {"c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
 """What gloo, the backend on CPUs, works on a copy of: the argument (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
 newLikeFlat of the outputs in allgather, clone of the inputs in reduce_scatter_tensor_coalesced)."""
+_ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
+"""By FSDP 2's regions: the endings by which memcalc/streams.py knows on which stream something is made."""
 _ENTER, _LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
 
@@ -127,8 +129,13 @@ class Tracer(private.Mode):
         self.number += 1
         size = -(-size // self.block) * self.block
         if size:
-            self.events.append(Event(self.tick(), self.number, size, " > ".join((*self.regions, name))))
+            ending = next((_ENDINGS[part] for part in self.innermost() if part in _ENDINGS), "")
+            self.events.append(Event(self.tick(), self.number, size, " > ".join((*self.regions, name)) + ending))
         return self.number, size
+
+    def innermost(self) -> list[str]:
+        """The region that code is in, without the name of its module."""
+        return [self.regions[-1].split(" (")[0]] if self.regions else []
 
     def give_back(self, number: int, size: int) -> None:
         """The end of an allocation."""
@@ -147,7 +154,8 @@ class Tracer(private.Mode):
 
     def resized(self, storage: Any) -> None:
         """It has got another size."""
-        self.follow(storage, "FSDP::resize_")  # nobody else resizes
+        copied = any("copy_out" in region for region in self.regions)
+        self.follow(storage, "FSDP::resize_ gathered" if copied else "FSDP::resize_ gather")  # nobody else resizes
 
     def tick(self) -> int:
         """Time is counted in events."""
