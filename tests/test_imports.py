@@ -67,6 +67,7 @@ LAYERS = [
         "failure",
         "launch",
         "validate",
+        "rehearsal",
     ],
     ["tables"],
     ["cli"],
