@@ -76,12 +76,14 @@ def rehearse(
         return _found(plan, rank, ledger(plan), "ledger", (remark,), None, started)
     measured = run_apart(plan, rank=rank, device=device, timeout=timeout)
     assert measured.timeline is not None, "a rehearsal keeps its timeline"
-    timeline, remarks = measured.timeline, ()
+    timeline, remarks = measured.timeline, list[str]()
     if device == "fake" and (kept := workspaces(plan)):
         timeline = _with_kept(timeline, kept)
         size = sum(size for _, size in kept)
-        remarks = (f"cuBLAS workspaces, {size:,} B, are the ledger's: no kernel runs in a rehearsal on fake tensors",)
-    return _found(plan, rank, timeline, "rehearsal", remarks, measured, started)
+        remarks.append(
+            f"cuBLAS workspaces, {size:,} B, are the ledger's: no kernel runs in a rehearsal on fake tensors"
+        )
+    return _found(plan, rank, timeline, "rehearsal", tuple(remarks), measured, started)
 
 
 def _found(

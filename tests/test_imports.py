@@ -68,6 +68,7 @@ LAYERS = [
         "launch",
         "validate",
         "rehearsal",
+        "confirmation",
     ],
     ["tables"],
     ["cli"],

@@ -60,7 +60,8 @@ def command(
     plan, measured = _what(plan_file, run, words)
     if rank >= plan.ranks:
         raise InputError(f"--rank {rank} is none of the plan's {plan.ranks}, which count from 0")
-    click.echo(f"memcalc: rehearses two steps of rank {rank} of {plan.ranks}", err=True)
+    if not plan.untrained:
+        click.echo(f"memcalc: rehearses two steps of rank {rank} of {plan.ranks}", err=True)
     rehearsed = rehearse(plan, rank=rank, device=on, timeout=timeout)
     shown = _Shown(estimate(plan), rehearsed, measured)
     if format == "json":
@@ -147,6 +148,8 @@ class _Shown:
         """Group, what, and bytes by each; None where one does not say."""
         ledger, rehearsal = self.ledger.steady, self.rehearsal.peak
         run = None if self.run is None else self.run[1]
+        from memcalc.compare import STATES  # no instrument tells the others apart
+
         top = run.timeline.steady().by_category if run and run.timeline else {}
 
         def row(
@@ -154,16 +157,19 @@ class _Shown:
         ) -> tuple[object, ...]:
             return group, what, *(ours, theirs)[: len(self.names)], *[measured] * (run is not None)
 
-        yield row("allocated", "peak", ledger.bytes, rehearsal.bytes, run and run.allocated_peak)
+        yield row("allocated", "peak", ledger.bytes, rehearsal.bytes, run.allocated_peak if run else None)
         for name, size in rehearsal.by_moment.items():
-            yield row("in the moment", name, ledger.by_moment.get(name), size, run and run.by_moment.get(name))
+            yield row("in the moment", name, ledger.by_moment.get(name), size, run.by_moment.get(name) if run else None)
         for name, size in rehearsal.by_category.items():
             if size or ledger.by_category[name]:
-                yield row("at the peak", name, ledger.by_category[name], size, top.get(name))
+                yield row(
+                    "at the peak", name, ledger.by_category[name], size, top.get(name) if name in STATES else None
+                )
         if self.ledger.plan.device == "cuda":
-            both = self.ledger, self.rehearsal
-            yield row("reserved", "likeliest", *(each.reserved.point for each in both), run and run.reserved_peak)
-            yield row("device", "high end", *(each.device.high for each in both), run and run.device_peak)
+            ours, theirs = self.ledger, self.rehearsal
+            seen = (run.reserved_peak, run.device_peak) if run else (None, None)
+            yield row("reserved", "likeliest", ours.reserved.point, theirs.reserved.point, seen[0])
+            yield row("device", "high end", ours.device.high, theirs.device.high, seen[1])
 
     def text(self, format: str) -> str:
         cells, before = [], ""

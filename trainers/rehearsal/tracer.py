@@ -178,7 +178,7 @@ class Tracer(private.Mode):
         history = History(self.events, self.boundaries)
         windows = history.windows()
         steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
-        peaks = {}
+        peaks: dict[tuple[int, str], int] = {}
         for window in windows:
             if window.step in steady and window.moment in MOMENTS:
                 key = window.step, window.moment
