@@ -42,7 +42,7 @@ class Tracer(private.Mode):
     def __init__(self, device: str, last_step: int) -> None:
         super().__init__()
         self.device, self.last_step, self.block = device, last_step, _BLOCK[device]
-        self.instrument = f"a rehearsal on fake tensors, as {device} would run it"
+        self.instrument = f"a rehearsal on fake tensors of torch {torch.__version__}, as {device} would run it"
         self.fake = private.fake_mode()
         self.events: list[Event] = []
         self.boundaries: list[Boundary] = []
