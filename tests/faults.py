@@ -138,6 +138,12 @@ FAULTS = [
         wrong='return model.head_width if model.positions in ("", "rotary") else 0',
     ),
     Fault(
+        name="TorchScript's softmax keeps nothing of its input",
+        file="scripted.py",
+        right="t.save(node, masked, shares.storage)",
+        wrong="t.save(node, shares.storage)",
+    ),
+    Fault(
         name="a bias of queries, keys and values is forgotten",
         file="models/decoder.py",
         right='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "qkv")',
