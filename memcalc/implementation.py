@@ -28,6 +28,9 @@ _FAMILIES = {
     "megatron": ("megatron", "megatron-t5"),
 }
 
+# Softmaxes of one published model's code.
+_OWN = ("scripted", "clamped")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Implementation(Group):
@@ -60,10 +63,11 @@ class Implementation(Group):
         choices=("auto", "repeat"),
     )  # fmt: skip
     softmax: str = knob(
-        "auto", "--softmax", "Where attention is written out: auto (in the model's dtype), float32, scripted (GPTBigCode's).",
-        choices=("auto", "float32", "scripted"),
+        "auto", "--softmax", "Where attention is written out: auto (model's dtype), float32, scripted (StarCoder), clamped (OPT).",
+        choices=("auto", "float32", "scripted", "clamped"),
     )  # fmt: skip
-    """``scripted``: float32, scaled and masked in one function that TorchScript differentiates (memcalc/scripted.py)."""
+    """``scripted``: float32, scaled and masked in one function that TorchScript differentiates; ``clamped``: scores no
+    less than the lowest number, which keeps them, and float32 where they are float16 (memcalc/softmaxes.py)."""
 
     megatron: str = knob(
         "auto", "--megatron", "Megatron's layers: auto (of before its core), core, transformer-engine.",
@@ -93,8 +97,8 @@ class Implementation(Group):
     def untrained(self, plan: Plan) -> str:
         if self.norm == "fused" or (self.norm == "chain" and plan.device == "cuda"):
             return f"with --norm {self.norm}"
-        if self.softmax == "scripted":
-            return "with --softmax scripted"
+        if self.softmax in _OWN:
+            return f"with --softmax {self.softmax}"
         if self.gate_up == "kernel":
             return "with --gate-up kernel"
         return "" if self.rotary == "auto" else f"with --rotary {self.rotary}"
@@ -105,7 +109,7 @@ def _misfit(field: str, value: str, model: Model) -> str:
     families = _FAMILIES[field]
     if model.family not in families:
         return f"not of the {model.family} family, only of {', '.join(families)}"
-    if value == "scripted" and model.family != "decoder":
+    if value in _OWN and model.family != "decoder":
         return f"not of the {model.family} family, only of decoder"
     if field == "norm" and model.norm == "layer":
         return f"{model.name} has LayerNorm, which is one kernel everywhere"

@@ -139,9 +139,15 @@ FAULTS = [
     ),
     Fault(
         name="TorchScript's softmax keeps nothing of its input",
-        file="scripted.py",
+        file="softmaxes.py",
         right="t.save(node, masked, shares.storage)",
         wrong="t.save(node, shares.storage)",
+    ),
+    Fault(
+        name="OPT's maximum of scores keeps nothing",
+        file="softmaxes.py",
+        right="t.save(node, scores.storage)",
+        wrong="pass",
     ),
     Fault(
         name="a bias of queries, keys and values is forgotten",

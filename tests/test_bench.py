@@ -209,7 +209,7 @@ REACHED = {
     ("pytorch/tutorials", "allocated"): (2, 2),
 }
 # Said to fit, but went out of memory; docs/validation/published.md says what is known of them.
-FALSE_FITS = {"oom-066", "oom-095"}
+FALSE_FITS = {"oom-095"}
 
 
 def test_accuracy_on_published_facts_is_not_lost() -> None:

@@ -98,6 +98,15 @@ def test_a_scripted_softmax_keeps_what_went_into_it_too() -> None:
     assert scripted - wide == 4 * scores
 
 
+def test_clamped_scores_are_kept_beside_their_softmax() -> None:
+    scores = B * 4 * S * S
+    how = {"attention": "eager", "softmax": "clamped"}
+    assert kept(DECODER, **how) - kept(DECODER, attention="eager") == 2 * scores
+    in_float16 = {**how, "precision": "fp16"}
+    wide = kept(DECODER, **{**in_float16, "softmax": "float32"})
+    assert kept(DECODER, **in_float16) - wide == 2 * scores
+
+
 def test_backward_of_a_scripted_softmax_holds_all_until_its_end() -> None:
     model, tokens = dataclasses.replace(DECODER, layers=1, context=512), 512
     wide, scripted = (

@@ -32,6 +32,9 @@ _TRANSFORMERS = {
     "implementation gpt_bigcode": Default(
         "softmax=scripted", "modeling_gpt_bigcode.py: upcast_masked_softmax, which TorchScript differentiates"
     ),
+    "implementation opt": Default(
+        "softmax=clamped", "modeling_opt.py up to 4.49: torch.max of the scores and the lowest number"
+    ),
     "implementation moe": Default(
         "norm=python, grouped=repeat, softmax=float32", "modeling_mixtral.py: MixtralRMSNorm, repeat_kv"
     ),

@@ -37,6 +37,8 @@ _NOTED = (
 )  # fmt: skip
 # fms-acceleration, plugins/fused-ops-and-kernels: RMSNorm that keeps its input, rotary positions in place.
 _KERNELS = "norm=fused, rotary=kernel"
+# Models of a family whose code in transformers has defaults of its own.
+_OWN_CODE = ((GPT_BIGCODE, "gpt_bigcode"), (r"^opt-", "opt"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -145,7 +147,8 @@ def _dropout(reading: Reading, built: Model) -> float:
 
 def _code(reading: Reading, built: Model) -> str:
     """Whose code a framework's defaults speak of: a family's, or that of one kind of it."""
-    return "gpt_bigcode" if re.search(GPT_BIGCODE, reading.row["model"], re.IGNORECASE) else built.family
+    own = (name for pattern, name in _OWN_CODE if re.search(pattern, reading.row["model"], re.IGNORECASE))
+    return next(own, built.family)
 
 
 def _set_to_none(reading: Reading, torch: str) -> bool:

@@ -223,7 +223,7 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
         v = ops.linear(t, x, f"{name}.v_proj")
     x = attend(
         t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=plan.dropout, repeat=form.grouped == "repeat",
-        wide=form.softmax == "float32", scripted=form.softmax == "scripted", capped="attention" in model.capped,
+        wide=form.softmax == "float32", softmax=form.softmax, capped="attention" in model.capped,
     )  # fmt: skip
     return ops.dropout(t, leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name), f"{name}.dropout", plan.dropout)
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from memcalc import scripted
+from memcalc import softmaxes
 from memcalc.graph import Tensor as Sized
 from memcalc.tape import Tape
 from trainers.history import Event
@@ -51,7 +51,7 @@ def test_torch_allocates_the_same_in_the_same_order() -> None:
     tape = Tape((), weight_dtype="bfloat16", compute_dtype="bfloat16", device="cpu")
     held = tape.allocate("scores", (HEADS, S, S), "bfloat16", "inputs")
     x = tape.leaf(Sized(held, (HEADS, S, S), "bfloat16", None))
-    y = scripted.masked_softmax(tape, x, "attention")
+    y = softmaxes.scripted_softmax(tape, x, "attention")
     tape.moment = "backward"
     tape.backward(y, y.shape)
     timeline = tape.skeleton(1).at(B)
