@@ -198,7 +198,7 @@ REACHED = {
     ("Lightning-AI/lightning-thunder", "allocated"): (3, 5),
     ("Lightning-AI/litgpt", "allocated"): (5, 12),
     ("Lightning-AI/pytorch-lightning", "allocated"): (1, 17),
-    ("microsoft/DeepSpeedExamples", "allocated"): (15, 15),
+    ("microsoft/DeepSpeedExamples", "allocated"): (2, 2),
     ("NVIDIA/Megatron-LM", "allocated"): (1, 2),
     ("open-mmlab/mmaction2", "allocated"): (1, 1),
     ("pytorch/ao", "allocated"): (1, 1),
