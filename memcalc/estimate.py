@@ -19,6 +19,7 @@ from memcalc.ledger import fullest, peaks, skeleton
 from memcalc.outside import communicators, device_range, outside
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
+from memcalc.replay import Reserved
 from memcalc.reserved import Range, replayed, reserved_range
 from memcalc.timeline import Peak, Timeline
 from memcalc.units import format_both
@@ -46,6 +47,8 @@ class Estimate:
     verdict: str
     """``fits``, ``tight``, ``does-not-fit``, or ``unknown`` when something that matters was not given."""
     assumptions: tuple[str, ...]
+    held: Reserved | None = None
+    """What the caching allocator would hold on a card without an end; None on a CPU."""
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain JSON values."""
@@ -94,6 +97,7 @@ def estimate(plan: Plan, stage: int | None = None) -> Estimate:
         parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
         verdict=verdict(plan, device, gpu),
         assumptions=tuple(assumptions(plan, reserved, stage=stage, uncounted=uncounted, host=host)),
+        held=held,
     )
 
 

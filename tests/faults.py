@@ -56,7 +56,7 @@ FAULTS = [
     Fault(
         name="what a pipeline's engine holds on to piles up from step to step",
         file="reserved.py",
-        right="if step > 1 and delta > 0 and ident in replaced:",
+        right="if not first and delta > 0 and ident in replaced:",
         wrong="if False:",
     ),
     Fault(
