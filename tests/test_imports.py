@@ -25,7 +25,7 @@ LAYERS = [
     ["graph"],
     ["autograd"],
     ["tape"],
-    ["ops", "norms", "positions", "context_parallel", "attention", "convolution", "experts"],
+    ["ops", "norms", "positions", "context_parallel", "softmaxes", "attention", "convolution", "experts"],
     ["tensor_parallel", "vocab_parallel", "megatron", "cross_entropy"],
     ["models"],
     [
