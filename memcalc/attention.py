@@ -270,13 +270,14 @@ def _masked(t: Tape, scores: Tensor, name: str) -> Tensor:
 
 
 def _softmax(t: Tape, scores: Tensor, name: str) -> Tensor:
-    """Keeps its output."""
+    """Keeps its output, and in old torch its input."""
     shape, dtype = scores.shape, scores.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} scores gradient", shape, dtype, "temporary")]
 
     node = t.node([edge(scores)], backward)
+    t.save(node, *([scores.storage] if t.keeps_softmax_input else []))
     y = t.output(f"{name} probabilities", shape, dtype, node)
     t.save(node, y.storage)
     return y

@@ -42,6 +42,10 @@ __all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skel
 # Allocations on CUDA are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 CUDA_BLOCK = 512
 
+# SoftmaxBackward0 and LogSoftmaxBackward0 of torch/include/torch/csrc/autograd/generated/Functions.h, read in the wheels
+# of 1.10.2, where they hold self_ and result_, and of 1.11.0, where they hold result_ (pytorch pull request 65242).
+SOFTMAX_KEEPS_OUTPUT_ONLY_SINCE = (1, 11)
+
 Batch = tuple[Tensor, Tensor]
 
 
@@ -139,6 +143,7 @@ class _Step:
             reduces_in_place=plan.family.divides == "megatron",
         )
         tape.float8, tape.offloads = plan.compute.float8, plan.compute.offload_activations
+        tape.keeps_softmax_input = plan.torch_version < SOFTMAX_KEEPS_OUTPUT_ONLY_SINCE
         return tape
 
     def adapt(self) -> None:

@@ -55,6 +55,8 @@ class Tape(Autograd):
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
+        self.keeps_softmax_input = False
+        """Softmax and log-softmax save their input beside their output, as torch up to 1.10 did."""
         self.float8 = "none"
         """How products inside blocks are cast to 8 bit (memcalc/compute.py)."""
         self.head: tuple[str, str] | None = None
