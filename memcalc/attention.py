@@ -35,7 +35,7 @@ def attention(
     wide: bool = False,
     capped: bool = False,
 ) -> Tensor:
-    """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``.
+    """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``, and keys of other tokens.
 
     Written out, the softmax may be ``wide``, of float32, and the scores ``capped`` by tanh. Fewer key/value heads are
     copied with ``repeat``, and for every kernel but flash, which alone takes them as they are.
@@ -62,8 +62,8 @@ def _attention(
     wide: bool,
     capped: bool,
 ) -> Tensor:
-    if k.shape != q.shape and (repeat or kind != "flash"):
-        k, v = (_convert(t, x, f"{name} repeated heads", shape=q.shape) for x in (k, v))
+    if k.shape[-1] != q.shape[-1] and (repeat or kind != "flash"):
+        k, v = (_convert(t, x, f"{name} repeated heads", shape=(x.shape[0], q.shape[-1])) for x in (k, v))
     if t.layout.context > 1:
         return ring_attention(t, q, k, v, name, heads=heads)
     if kind in ("flash", "efficient"):
@@ -77,7 +77,7 @@ def _attention(
 
 def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int) -> Tensor:
     """Keeps q, k, v, the output and one float32 logarithm per row and head."""
-    tokens, width = q.shape
+    (tokens, width), keys = q.shape, k.shape[0]
     head, shapes, dtype = width // heads, [x.shape for x in (q, k, v)], q.dtype
     on_cpu = t.device == "cpu"
 
@@ -86,7 +86,7 @@ def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads
             t.allocate(f"{name} {part} gradient", shape, dtype, "temporary")
             for part, shape in zip("qkv", shapes, strict=True)
         ]
-        workspace = _cpu_backward(t, tokens, dtype) if on_cpu else _cuda_backward(t, tokens, heads, head, kind)
+        workspace = _cpu_backward(t, tokens, keys, dtype) if on_cpu else _cuda_backward(t, tokens, heads, head, kind)
         del workspace
         return results
 
@@ -98,7 +98,7 @@ def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads
     def compute() -> list[Storage]:
         y = t.allocate(f"{name} attention", shape, dtype, "activations")
         logsumexp = t.allocate(f"{name} log-sum-exp", (heads, rows), "float32", "activations")
-        workspace = _cpu_forward(t, tokens, head, dtype) if on_cpu else []
+        workspace = _cpu_forward(t, tokens, keys, head, dtype) if on_cpu else []
         del workspace
         return [y, logsumexp]
 
@@ -107,25 +107,25 @@ def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads
     return Tensor(y, shape, dtype, node)
 
 
-def _cpu_blocks(tokens: int) -> tuple[int, int]:
+def _cpu_blocks(tokens: int, keys: int) -> tuple[int, int]:
     """Rows of queries and of keys one thread works on (cpu/FlashAttentionKernel.cpp)."""
     rows = 256 if tokens >= 768 else 64 if tokens >= 192 else 32
-    return min(rows, tokens), min(512, tokens)
+    return min(rows, tokens), min(512, keys)
 
 
 def _scratch(t: Tape, elements: int, dtype: str) -> Storage:
     return t.allocate("attention workspace", (elements,), dtype, "temporary", batched=False)
 
 
-def _cpu_forward(t: Tape, tokens: int, head: int, dtype: str) -> list[Storage]:
+def _cpu_forward(t: Tape, tokens: int, keys: int, head: int, dtype: str) -> list[Storage]:
     """Scores, maxima, sums and output of the block each thread works on; ranks run one thread."""
-    rows, keys = _cpu_blocks(tokens)
+    rows, keys = _cpu_blocks(tokens, keys)
     buffers = [_scratch(t, rows * keys + 2 * rows + rows * head, "float32")]
     return buffers if DTYPE_BYTES[dtype] == 4 else [*buffers, _scratch(t, rows * keys, dtype)]
 
 
-def _cpu_backward(t: Tape, tokens: int, dtype: str) -> list[Storage]:
-    rows, keys = _cpu_blocks(tokens)
+def _cpu_backward(t: Tape, tokens: int, keys: int, dtype: str) -> list[Storage]:
+    rows, keys = _cpu_blocks(tokens, keys)
     buffers = [_scratch(t, 2 * rows * keys, "float32"), _scratch(t, rows, "float32")]
     return buffers if DTYPE_BYTES[dtype] == 4 else [*buffers, _scratch(t, 2 * rows * keys, dtype)]
 
@@ -153,9 +153,8 @@ def _eager(
     capped: bool,
 ) -> Tensor:
     """Written out in Python: ``trainers/models/layers.py``. Operands of a batched product are copied."""
-    tokens = q.shape[0]
     left = _convert(t, _convert(t, q, f"{name} scaled query"), f"{name} query copy")
-    scores = _product(t, left, _convert(t, k, f"{name} key copy"), (heads, tokens, tokens), f"{name} scores")
+    scores = _product(t, left, _convert(t, k, f"{name} key copy"), _scores_shape(q, k, heads), f"{name} scores")
     del left
     if capped:
         scores = soft_cap(t, scores, f"{name} score cap")
@@ -173,13 +172,16 @@ def _eager(
     return _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
 
 
+def _scores_shape(q: Tensor, k: Tensor, heads: int) -> tuple[int, int, int]:
+    return heads, q.shape[0], k.shape[0]
+
+
 def biased_attention(
     t: Tape, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, name: str, *, heads: int, dropout: float
 ) -> Tensor:
     """Written out with a bias added to the scores, no scaling and a float32 softmax: ``trainers/models/t5.py``."""
-    tokens = q.shape[0]
     left, right = _convert(t, q, f"{name} query copy"), _convert(t, k, f"{name} key copy")
-    scores = _product(t, left, right, (heads, tokens, tokens), f"{name} scores")
+    scores = _product(t, left, right, _scores_shape(q, k, heads), f"{name} scores")
     del left, right
     if bias is not None:
         scores = _biased(t, scores, bias, name)
@@ -214,7 +216,7 @@ def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropo
         _convert(t, scaled, f"{name} query copy"),
         _convert(t, _convert(t, k, f"{name} scaled key"), f"{name} key copy"),
     )
-    scores = _product(t, left, right, (heads, tokens, tokens), f"{name} scores")
+    scores = _product(t, left, right, _scores_shape(q, k, heads), f"{name} scores")
     del scaled, left, right
     probabilities = _softmax(t, scores, name)
     empty_rows = t.allocate(f"{name} rows without keys", scores.shape, "bool", "temporary")

@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Implementation"]
 
-_LLAMAS = ("llama", "decoder", "moe")
+_LLAMAS = ("llama", "decoder", "moe", "llava")
 # Families each field says something about; what is said of another would change nothing.
 _FAMILIES = {
     "norm": (*_LLAMAS, "t5"),
     "gelu": ("gpt2", "decoder"),
-    "gate_up": _LLAMAS[:2],
+    "gate_up": ("llama", "decoder", "llava"),
     "rotary": _LLAMAS,
     "grouped": _LLAMAS,
-    "softmax": (*_LLAMAS, "gpt2", "bert", "vit"),
+    "softmax": (*_LLAMAS, "gpt2", "bert", "vit", "clip", "whisper"),
     "megatron": ("megatron", "megatron-t5"),
 }
 

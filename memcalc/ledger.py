@@ -197,12 +197,18 @@ class _Step:
         plan, tape = self.local, self.tape
         if plan.family.reads == "tokens":
             inputs, dtype = (plan.family.sequences * plan.tokens,), "int64"
-            targets = (1,) if plan.model.classes else (plan.tokens,)
+            targets = (1,) if plan.model.answers_once else (plan.tokens,)
         else:
-            inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
+            inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.answers_once),)
         # One process takes the samples of all its GPUs, of which each replica sees its own.
         times = plan.ranks if plan.strategy_row.one_process else 1
         targets = (targets[0] * times,)
+        if shape := plan.family.beside_tokens(plan.model):
+            beside = tape.allocate(
+                "inputs beside the tokens", (times * shape[0], *shape[1:]), plan.precision_row.weights, "inputs"
+            )
+            tape.sensed = Tensor(beside, shape, plan.precision_row.weights, None)
+            del beside
         held = tape.allocate("inputs", (inputs[0] * times,), dtype, "inputs")
         return (
             Tensor(held, inputs, dtype, None),
@@ -237,6 +243,7 @@ class _Step:
                 if self.plan.keep_logits:
                     flight.kept.append(output.storage)
                 del output
+                tape.returned.clear()
                 flight.output = loss
             else:
                 flight.output = self.links.send(output, flight.kept)

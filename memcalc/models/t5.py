@@ -157,6 +157,7 @@ T5 = Family(
     summary="T5: encoder and decoder, learned bias by distance, RMSNorm, no scaling, no biases, ReLU or gated GELU",
     reads="tokens",
     sequences=2,
+    encodes=True,
     written_out=True,
     objective="continue",
     assumption="encoder and decoder each read as many tokens as the sequence length says",
