@@ -20,7 +20,7 @@ _LLAMAS = ("llama", "decoder", "moe", "llava")
 # Families each field says something about; what is said of another would change nothing.
 _FAMILIES = {
     "norm": (*_LLAMAS, "t5"),
-    "gelu": ("gpt2", "decoder"),
+    "gelu": ("gpt2", "decoder", "t5"),
     "gate_up": ("llama", "decoder", "llava"),
     "rotary": _LLAMAS,
     "grouped": _LLAMAS,
@@ -103,6 +103,8 @@ def _misfit(field: str, model: Model) -> str:
         return f"not of the {model.family} family, only of {', '.join(families)}"
     if field == "norm" and model.norm == "layer":
         return f"{model.name} has LayerNorm, which is one kernel everywhere"
+    if field == "gelu" and model.family == "t5" and not (model.gated and model.activation in ("", "gelu")):
+        return f"{model.name} has no GELU"
     if field == "gelu" and model.family == "decoder" and model.activation != "gelu":
         return f"{model.name} has no GELU"
     if field == "rotary" and model.positions not in ("", "rotary"):

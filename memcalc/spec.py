@@ -86,6 +86,11 @@ class Model:
     follows), ``tokens`` (a class of each token), ``pooled`` or ``bare`` (nothing but the pooled first place, or itself)."""
     decoder_layers: int = 0
     """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
+    decoder_heads: int = 0
+    """Heads of the decoder's attention, where they are not the encoder's; its MLPs are ``decoder_ffn`` wide."""
+    decoder_ffn: int = 0
+    encoder_tokens: int = 0
+    """Positions of an encoder that reads frames of sound, two frames each (Whisper)."""
     decoder_tokens: int = 0
     """Tokens of the decoder's sequence, where it is not as long as the encoder's."""
     buckets: int = 0

@@ -19,10 +19,12 @@ from memcalc.models.resnet import RESNET
 from memcalc.models.size import SIZE
 from memcalc.models.t5 import T5
 from memcalc.models.vit import VIT
+from memcalc.models.whisper import MBART, WHISPER
 from memcalc.spec import HEAD, ROOT, Model, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
 
 FAMILIES: Catalog[Family] = Catalog(
-    "model family", [MLP, GPT2, LLAMA, DECODER, BERT, VIT, MOE, RESNET, T5, MEGATRON, MEGATRON_T5, CLIP, LLAVA, SIZE]
+    "model family",
+    [MLP, GPT2, LLAMA, DECODER, BERT, VIT, MOE, RESNET, T5, MEGATRON, MEGATRON_T5, CLIP, LLAVA, WHISPER, MBART, SIZE],
 )

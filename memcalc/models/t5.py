@@ -143,7 +143,8 @@ def attention(t: Tape, plan: Plan, x: Tensor, memory: Tensor, name: str, bias: T
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     if plan.model.gated:
-        gate = ops.pointwise(t, ops.linear(t, x, f"{name}.wi_0"), f"{name}.gelu")
+        act = ops.gelu_in_python if plan.implementation.gelu == "python" else ops.pointwise
+        gate = act(t, ops.linear(t, x, f"{name}.wi_0"), f"{name}.gelu")
         x = ops.multiply(t, gate, ops.linear(t, x, f"{name}.wi_1"), f"{name}.product")
         del gate
     else:
