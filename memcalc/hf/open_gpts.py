@@ -7,6 +7,7 @@ from typing import Any
 from memcalc.errors import PlanError
 from memcalc.hf.common import (
     AS_HEADS,
+    EVERYWHERE,
     FOUR_TIMES,
     activation_notes,
     biases,
