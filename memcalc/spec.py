@@ -63,8 +63,6 @@ class Model:
     dense_layers: tuple[int, ...] = ()
     """Blocks, counted from 0, that have one MLP of width ``dense_ffn`` in the place of experts."""
     dense_ffn: int = 0
-    stacked: bool = False
-    """All experts of a block are three-dimensional tensors, gate and up in one; else each has matrices of its own."""
     wide_router: bool = False
     """The router multiplies in float32, whatever the model's dtype."""
     vocab: int = 0
@@ -155,6 +153,11 @@ class Model:
     def head_width(self) -> int:
         """Elements of one head."""
         return self.head_dim or self.hidden // max(self.heads, 1)
+
+    @property
+    def uneven(self) -> bool:
+        """A head's value has another width than its key, which flash attention cannot take."""
+        return self.value_dim not in (0, self.head_width)
 
     @property
     def written_out(self) -> bool:
