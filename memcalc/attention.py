@@ -75,6 +75,11 @@ def _attention(
     return _convert(t, mix, f"{name} heads joined")
 
 
+def _mixed(q: Tensor, k: Tensor, v: Tensor) -> tuple[int, ...]:
+    """The shape of what attention makes: as many heads as queries, each as wide as a value."""
+    return (*q.shape[:-1], q.shape[-1] * v.shape[-1] // k.shape[-1])
+
+
 def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int) -> Tensor:
     """Keeps q, k, v, the output and one float32 logarithm per row and head."""
     (tokens, width), keys = q.shape, k.shape[0]
@@ -93,7 +98,7 @@ def _fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads
     node = t.node([edge(q), edge(k), edge(v)], backward)
     t.save(node, q.storage, k.storage, v.storage)
     rows = tokens if kind == "flash" else -(-tokens // 32) * 32
-    shape = q.shape
+    shape = _mixed(q, k, v)
 
     def compute() -> list[Storage]:
         y = t.allocate(f"{name} attention", shape, dtype, "activations")
@@ -153,6 +158,7 @@ def _eager(
     capped: bool,
 ) -> Tensor:
     """Written out in Python: ``trainers/models/layers.py``. Operands of a batched product are copied."""
+    shape = _mixed(q, k, v)
     left = _convert(t, _convert(t, q, f"{name} scaled query"), f"{name} query copy")
     scores = _product(t, left, _convert(t, k, f"{name} key copy"), _scores_shape(q, k, heads), f"{name} scores")
     del left
@@ -169,7 +175,7 @@ def _eager(
         probabilities = cast(t, probabilities, q.dtype, f"{name} shares")
     probabilities = drop(t, probabilities, f"{name} attention dropout", dropout)
     probabilities = cast(t, probabilities, q.dtype, f"{name} probabilities")
-    return _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
+    return _product(t, probabilities, _convert(t, v, f"{name} value copy"), shape, f"{name} mix")
 
 
 def _scores_shape(q: Tensor, k: Tensor, heads: int) -> tuple[int, int, int]:
@@ -208,7 +214,7 @@ def _biased(t: Tape, scores: Tensor, bias: Tensor, name: str) -> Tensor:
 
 def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float, causal: bool) -> Tensor:
     """``_scaled_dot_product_attention_math``: 16-bit inputs are computed in float32."""
-    tokens, low = q.shape[0], q.dtype
+    tokens, low, shape = q.shape[0], q.dtype, _mixed(q, k, v)
     q, k, v = (cast(t, x, "float32", f"{name} {part}") for x, part in zip((q, k, v), "qkv", strict=True))
     scaled = _convert(t, q, f"{name} scaled query")
     bias = _causal_bias(t, name, tokens) if causal else None
@@ -222,7 +228,7 @@ def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropo
     empty_rows = t.allocate(f"{name} rows without keys", scores.shape, "bool", "temporary")
     del empty_rows, scores
     probabilities = drop(t, probabilities, f"{name} attention dropout", dropout)
-    mix = _product(t, probabilities, _convert(t, v, f"{name} value copy"), q.shape, f"{name} mix")
+    mix = _product(t, probabilities, _convert(t, v, f"{name} value copy"), shape, f"{name} mix")
     del bias
     return cast(t, mix, low, f"{name} mix")
 

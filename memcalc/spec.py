@@ -58,6 +58,13 @@ class Model:
     top_k: int = 0
     shared_ffn: int = 0
     """Width inside an MLP that every token takes besides; 0 where there is none."""
+    shared_gate: bool = False
+    """What that MLP says is multiplied by a number of its own for each token (Qwen 2 MoE)."""
+    dense_layers: tuple[int, ...] = ()
+    """Blocks, counted from 0, that have one MLP of width ``dense_ffn`` in the place of experts."""
+    dense_ffn: int = 0
+    wide_router: bool = False
+    """The router multiplies in float32, whatever the model's dtype."""
     vocab: int = 0
     context: int = 0
     """Longest sequence the model can take (rows of a position table)."""
@@ -107,8 +114,17 @@ class Model:
     """Query, key and value are one product."""
     separate_qkv: bool = False
     """Query, key and value are three products (a ViT as transformers has it; timm's and torchvision's are one)."""
+    fused_gate_up: bool = False
+    """Both products of a gated MLP's input are one (Phi 3)."""
     qk_norm: bool = False
     """Each head's query and key are normalised."""
+    q_lora: int = 0
+    """Width that queries are made through (latent attention); 0 where they are one product of the stream."""
+    kv_lora: int = 0
+    """Width that keys and values are made through (DeepSeek's latent attention, which rotates ``rotary_dim`` of a head's
+    width in a key that all heads share); 0 where attention has keys and values of its own."""
+    value_dim: int = 0
+    """Width of one head's value, in latent attention."""
     norm: str = ""
     """``rms`` or ``layer``; blank is ``rms`` (family decoder)."""
     activation: str = ""
@@ -121,6 +137,8 @@ class Model:
     """Norms of a block whose attention and MLP both read its input, 1 or 2; 0 where they follow each other."""
     post_norm: bool = False
     """What attention and MLP make is normalised, too (Gemma 2)."""
+    norm_after: bool = False
+    """The stream is normalised after attention and MLP are added, and not at the end (OPT 350M)."""
     embedding_norm: bool = False
     """The embedding is normalised (BLOOM)."""
     embedding_dim: int = 0
@@ -135,6 +153,8 @@ class Model:
     """Blocks of the tower whose output is read; the rest run in vain."""
     class_place: bool = False
     """The tower's class token is one of the places that the text model gets."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted when its numbers were read, in sentences."""
     parameters: int = 0
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0
@@ -153,6 +173,11 @@ class Model:
     def head_width(self) -> int:
         """Elements of one head."""
         return self.head_dim or self.hidden // max(self.heads, 1)
+
+    @property
+    def uneven(self) -> bool:
+        """A head's value has another width than its key, which flash attention cannot take."""
+        return self.value_dim not in (0, self.head_width)
 
     @property
     def written_out(self) -> bool:
