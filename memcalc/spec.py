@@ -90,7 +90,8 @@ class Model:
     """Outputs of a classifier; a BERT that has any says one class a sequence instead of masked words."""
     head: str = ""
     """What a BERT or ViT ends in, where not in words or one class: ``pretraining`` (words, and whether the next sentence
-    follows), ``tokens`` (a class of each token), ``pooled`` or ``bare`` (nothing but the pooled first place, or itself)."""
+    follows), ``tokens`` (a class of each token), ``spans`` (scores of a beginning and an end), ``replaced`` (which tokens
+    are not the text's), ``pooled`` or ``bare`` (nothing but the pooled first place, or the place itself)."""
     decoder_layers: int = 0
     """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
     decoder_heads: int = 0
@@ -187,12 +188,12 @@ class Model:
     @property
     def says_words(self) -> bool:
         """Its output is a score of each word of the vocabulary for each token."""
-        return bool(self.vocab) and not self.classes and self.head not in ("pooled", "bare")
+        return bool(self.vocab) and not self.classes and self.head in ("", "pretraining")
 
     @property
     def answers_once(self) -> bool:
         """Its output is one answer for a whole sample."""
-        return self.head in ("pooled", "bare") or (self.classes > 0 and self.head != "tokens")
+        return self.head in ("pooled", "bare") or (self.classes > 0 and not self.head)
 
     @property
     def blocks(self) -> int:

@@ -10,7 +10,8 @@ from memcalc.spec import Weight
 __all__ = ["Named", "Names", "renamed"]
 
 Names = Mapping[str, str]
-"""Of a weight or the module it belongs to, what transformers calls it; ``#`` stands for the number of a block or expert.
+"""Of a weight or the module it belongs to, what transformers calls it; ``#`` stands for the number of a block or expert,
+unless the name is there with its own.
 
 A name that ends in ``.T`` has the matrix transposed (``Conv1D`` of transformers is a linear layer that does). Where the
 number of an expert goes away, the experts' matrices are stacked; where several names become one, they are put together
@@ -31,9 +32,10 @@ def renamed(weights: Iterable[Weight], names: Names) -> list[Named]:
     parts: dict[str, dict[str, list[tuple[int, ...]]]] = {}
     stacked: set[str] = set()
     for weight in weights:
-        template = re.sub(r"(?<=\.)\d+(?=\.)", "#", weight.name)
+        said = {weight.name, weight.name.rsplit(".", 1)[0]} & names.keys()
+        template = weight.name if said else re.sub(r"(?<=\.)\d+(?=\.)", "#", weight.name)
         target, transposed = _target(template, names)
-        numbers = re.findall(r"(?<=\.)\d+(?=\.)", weight.name)
+        numbers = [] if said else re.findall(r"(?<=\.)\d+(?=\.)", weight.name)
         name = target
         for number in numbers[: target.count("#")]:
             name = name.replace("#", number, 1)

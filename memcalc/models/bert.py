@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 __all__ = ["BERT"]
 
 TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
-HEADS = ("", "pretraining", "tokens", "pooled", "bare")
+HEADS = ("", "pretraining", "tokens", "spans", "replaced", "pooled", "bare")
 """Of transformers/models/bert/modeling_bert.py: BertForMaskedLM or, with classes, BertForSequenceClassification;
-BertForPreTraining, BertForTokenClassification, and BertModel with and without its pooler."""
+BertForPreTraining, BertForTokenClassification, BertForQuestionAnswering; ElectraForPreTraining, which says which tokens
+were replaced; BertModel with its pooler, and without."""
+_OF_TOKENS = ("tokens", "spans")
 
 
 def check(model: Model, plan: Plan) -> None:
@@ -38,9 +40,9 @@ def check(model: Model, plan: Plan) -> None:
     full_heads(model)
     if model.head not in HEADS:
         raise UnknownNameError(f"model {model.name}: head", model.head, [head for head in HEADS if head])
-    if model.classes and model.head not in ("", "tokens"):
+    if model.classes and model.head not in ("", *_OF_TOKENS):
         raise PlanError(f"model {model.name}: {model.classes} classes, but its head is {model.head}")
-    if model.head == "tokens":
+    if model.head in _OF_TOKENS:
         positive(model, "classes")
     if model.says_words:
         head_is_tied(model, True)
@@ -79,7 +81,9 @@ def _head(model: Model, narrow: int) -> list[Weight]:
         return pooler if model.head == "pooled" else []
     if model.classes:
         classifier = _pair("classifier", (model.classes, h), HEAD)
-        return classifier if model.head == "tokens" else [*pooler, *classifier]
+        return classifier if model.head in _OF_TOKENS else [*pooler, *classifier]
+    if model.head == "replaced":
+        return _pair("predictions.dense", (h, h), HEAD) + _pair("replaced", (1, h), HEAD)
     words = [Weight("predictions.bias", (model.vocab,), HEAD), *_pair("predictions.dense", (narrow, h), HEAD)]
     words += _pair("predictions.LayerNorm", (narrow,), HEAD)
     return words if not model.head else [*pooler, *words, *_pair("seq_relationship", (2, h), HEAD)]
@@ -93,7 +97,7 @@ def rows(model: Model, tokens: int, weight: Weight) -> float:
     """Positions and types are looked up; the word table is, too, but it may be the head as well."""
     if weight.name in ("pooler.weight", "seq_relationship.weight"):
         return 1
-    if weight.name == "classifier.weight" and model.head != "tokens":
+    if weight.name == "classifier.weight" and model.head not in _OF_TOKENS:
         return 1
     looked_up = TABLES[1:] if model.says_words else TABLES
     found = weight.name.removeprefix("embeddings.").removesuffix(".weight") in looked_up
@@ -107,10 +111,18 @@ def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
         segments = ops.embedding(t, types, "embeddings.token_type_embeddings")
         x = ops.add(t, x, segments, "embeddings with types")
         del types, segments
-    x = ops.add(t, x, learned(t, "embeddings.position_embeddings", plan.tokens), "embeddings")
+    x = ops.add(t, x, _positions(t, plan, ids), "embeddings")
     x = norms.layer_norm(t, x, "embeddings.LayerNorm")
     x = ops.dropout(t, x, "embedding dropout", plan.dropout)
     return ops.linear(t, x, "embeddings_project") if "embeddings_project.weight" in t.weights else x
+
+
+def _positions(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
+    """One row for the batch; RoBERTa counts the places of each sample, because padding has none."""
+    if not plan.model.position_offset:
+        return learned(t, "embeddings.position_embeddings", plan.tokens)
+    places = Tensor(t.allocate("positions", ids.shape, "int64", "temporary"), ids.shape, "int64", None)
+    return ops.embedding(t, places, "embeddings.position_embeddings")
 
 
 def blocks(t: Tape, plan: Plan) -> list[Block]:
@@ -121,7 +133,9 @@ def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     kind = plan.model.head
     if kind == "bare":
         return first_place(t, x)
-    if kind == "tokens":
+    if kind == "replaced":
+        return ops.linear(t, ops.pointwise(t, ops.linear(t, x, "predictions.dense"), "predictions.gelu"), "replaced")
+    if kind in _OF_TOKENS:
         return ops.linear(t, ops.dropout(t, x, "classifier.dropout", plan.dropout), "classifier")
     if plan.model.says_words and not kind:
         return words(t, plan, x)
@@ -154,7 +168,8 @@ def _with_next_sentence(t: Tape, logits: Tensor, scores: Tensor) -> Tensor:
 
 def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
     x = attention(t, plan, x, f"{name}.attention")
-    y = ops.pointwise(t, ops.linear(t, x, f"{name}.intermediate"), f"{name}.gelu")
+    act = ops.relu if plan.model.activation == "relu" else ops.pointwise
+    y = act(t, ops.linear(t, x, f"{name}.intermediate"), f"{name}.gelu")
     y = ops.dropout(t, ops.linear(t, y, f"{name}.output"), f"{name}.dropout", plan.dropout)
     return norms.layer_norm(t, ops.add(t, x, y, f"{name}.residual"), f"{name}.LayerNorm")
 
@@ -175,7 +190,8 @@ def _untrained(model: Model) -> str:
         return "a BERT that classifies"
     if model.head:
         return f"a BERT whose head is {model.head}"
-    return "relatives of BERT" if model.embedding_dim or not model.types or model.position_offset else ""
+    relative = model.embedding_dim or not model.types or model.position_offset or model.activation == "relu"
+    return "relatives of BERT" if relative else ""
 
 
 BERT = Family(

@@ -155,7 +155,8 @@ def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
 
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    x = ops.pointwise(t, ops.linear(t, x, f"{name}.fc1"), f"{name}.gelu")
+    act = ops.relu if plan.model.activation == "relu" else ops.pointwise
+    x = act(t, ops.linear(t, x, f"{name}.fc1"), f"{name}.gelu")
     return ops.dropout(t, ops.linear(t, x, f"{name}.fc2"), f"{name}.dropout", plan.dropout)
 
 
@@ -163,7 +164,9 @@ VIT = Family(
     name="vit",
     summary="Vision Transformer: patches by convolution, class token, learned positions, LayerNorm, one QKV matrix, GELU",
     reads="images",
-    untrained=lambda model: "a ViT as transformers has it" if model.separate_qkv or model.head else "",
+    untrained=lambda model: (
+        "a ViT as transformers has it" if model.separate_qkv or model.head or model.activation == "relu" else ""
+    ),
     check=check,
     weights=weights,
     rows=rows,
