@@ -110,9 +110,9 @@ def biases(values: Values, **parts: str) -> tuple[str, ...]:
 
 
 def rotated(values: Values) -> int:
-    """Elements of a head that rotary positions turn; 0 where it is all of them."""
+    """Elements of a head that rotary positions turn, in pairs; 0 where it is all of them."""
     width = values.get("head_dim") or values["hidden"] // values["heads"]
-    turned = int(width * values["rotary_share"])
+    turned = 2 * -(-int(width * values["rotary_share"]) // 2)
     return 0 if turned == width else turned
 
 
