@@ -102,7 +102,9 @@ def _whisper(draw: Draw) -> Config:
 
 
 def _mbart(draw: Draw) -> Config:
-    return {**_sides(draw), "max_position_embeddings": draw(st.sampled_from([8, 16])), "forced_eos_token_id": 2}
+    which = draw(st.sampled_from(["MBartForConditionalGeneration", "MBartForCausalLM"]))
+    config = {**_sides(draw), "max_position_embeddings": draw(st.sampled_from([8, 16])), "forced_eos_token_id": 2}
+    return {**config, "architectures": [which]}
 
 
 def _seeing(draw: Draw) -> Config:

@@ -130,12 +130,13 @@ def _whisper(values: Values, head: str) -> dict[str, Any]:
 
 def _mbart(values: Values, head: str) -> dict[str, Any]:
     # modeling_mbart.py, MBartLearnedPositionalEmbedding: the table has two rows before the first position.
-    return _sides(values, "mbart", context=values["context"] + 2, position_offset=2, embedding_norm=True)
+    fields = _sides(values, "mbart", context=values["context"] + 2, position_offset=2, embedding_norm=True)
+    return {**fields, "layers": 0} if head == "MBartForCausalLM" else fields
 
 
 def _side_names(model: Model) -> Names:
     names = {"proj_out": "proj_out" if model.family == "whisper" else "lm_head"}
-    names["shared"] = "model.decoder.embed_tokens" if model.family == "whisper" else "model.shared"
+    names["shared"] = "model.decoder.embed_tokens" if model.family == "whisper" or not model.layers else "model.shared"
     for side in ("encoder", "decoder"):
         whole = ("conv1", "conv2", "embed_positions", "layernorm_embedding", "layer_norm")
         names |= {f"{side}.{part}": f"model.{side}.{part}" for part in whole}
@@ -189,7 +190,7 @@ ENCODER_DECODERS = [
     ModelType(
         name="mbart",
         config="MBartConfig",
-        heads=("MBartForConditionalGeneration",),
+        heads=("MBartForConditionalGeneration", "MBartForCausalLM"),
         keys={
             **_side_keys(1024, 12, 16, 4096, 50265),
             "context": count("max_position_embeddings", 1024),

@@ -30,9 +30,9 @@ __all__ = ["MBART", "WHISPER"]
 
 
 def check(model: Model, plan: Plan) -> None:
-    positive(model, "layers", "decoder_layers", "hidden", "heads", "ffn", "vocab", "context")
+    positive(model, "decoder_layers", "hidden", "heads", "ffn", "vocab", "context")
     if model.family == "whisper":
-        positive(model, "channels", "encoder_tokens")
+        positive(model, "layers", "channels", "encoder_tokens")
     for side in (model, of_decoder(model)):
         heads_divide(dataclasses.replace(side, kv_heads=0))
     reads_tokens(model, plan)
@@ -77,6 +77,8 @@ def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
     model = plan.model
     words = Tensor(ids.storage, (plan.tokens,), ids.dtype, None)
     t.shared = {"decoder": {"ids": words}}
+    if not model.layers:
+        return embedded(t, plan, words, "decoder")
     if model.family == "mbart":
         return embedded(t, plan, words, "encoder")
     assert t.sensed is not None
@@ -113,7 +115,7 @@ def embedded(t: Tape, plan: Plan, ids: Tensor, side: str) -> Tensor:
 
 def between(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
     """The encoder's output is kept for all decoder blocks, whose own stream begins with the tokens."""
-    if name != "decoder.layers.0":
+    if name != "decoder.layers.0" or not plan.model.layers:
         return x
     decoder = t.shared["decoder"]
     decoder["memory"] = norms.layer_norm(t, x, "encoder.layer_norm")
@@ -142,7 +144,7 @@ def block(t: Tape, plan: Plan, name: str, shared: dict[str, Tensor], x: Tensor) 
     cross = name.startswith("decoder.")
     y = norms.layer_norm(t, x, f"{name}.self_attn_layer_norm")
     x = residual(t, plan, x, attention(t, plan, y, y, f"{name}.self_attn", causal=cross), f"{name}.residual_1")
-    if cross:
+    if "memory" in shared:
         y = norms.layer_norm(t, x, f"{name}.encoder_attn_layer_norm")
         y = attention(t, plan, y, shared["memory"], f"{name}.encoder_attn", causal=False)
         x = residual(t, plan, x, y, f"{name}.residual_2")
