@@ -28,6 +28,7 @@ LAYERS = [
     ["ops", "norms", "positions", "context_parallel", "softmaxes", "attention", "convolution", "experts"],
     ["tensor_parallel", "vocab_parallel", "megatron", "cross_entropy"],
     ["models"],
+    ["hf"],
     [
         "optimizers",
         "strategies",
@@ -47,6 +48,7 @@ LAYERS = [
     ["sharding", "stages"],
     ["host"],
     ["parallel", "pipeline", "adapted"],
+    ["batch"],
     ["ledger", "streams"],
     ["reserved"],
     ["outside"],
