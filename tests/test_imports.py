@@ -69,6 +69,8 @@ LAYERS = [
         "failure",
         "launch",
         "validate",
+        "rehearsal",
+        "confirmation",
     ],
     ["tables"],
     ["cli"],
