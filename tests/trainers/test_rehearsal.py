@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
