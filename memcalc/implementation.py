@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Implementation"]
 
-_LLAMAS = ("llama", "decoder", "moe")
+_LLAMAS = ("llama", "decoder", "moe", "llava")
 # Families each field says something about; what is said of another would change nothing.
 _FAMILIES = {
     "norm": (*_LLAMAS, "t5"),
-    "gelu": ("gpt2", "decoder"),
-    "gate_up": _LLAMAS[:2],
+    "gelu": ("gpt2", "decoder", "t5"),
+    "gate_up": ("llama", "decoder", "llava"),
     "rotary": _LLAMAS,
     "grouped": _LLAMAS,
-    "softmax": (*_LLAMAS, "gpt2", "bert", "vit"),
+    "softmax": (*_LLAMAS, "gpt2", "bert", "vit", "clip", "whisper"),
     "megatron": ("megatron", "megatron-t5"),
 }
 
@@ -113,6 +113,8 @@ def _misfit(field: str, value: str, model: Model) -> str:
         return f"not of the {model.family} family, only of decoder"
     if field == "norm" and model.norm == "layer":
         return f"{model.name} has LayerNorm, which is one kernel everywhere"
+    if field == "gelu" and model.family == "t5" and not (model.gated and model.activation in ("", "gelu")):
+        return f"{model.name} has no GELU"
     if field == "gelu" and model.family == "decoder" and model.activation != "gelu":
         return f"{model.name} has no GELU"
     if field == "rotary" and model.positions not in ("", "rotary"):

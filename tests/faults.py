@@ -30,6 +30,12 @@ class Fault:
 
 FAULTS = [
     Fault(
+        name="the softmax of torch 1.10 does not keep its input",
+        file="attention.py",
+        right="t.save(node, *([scores.storage] if t.keeps_softmax_input else []))",
+        wrong="t.save(node)",
+    ),
+    Fault(
         name="a linear layer does not keep its input",
         file="ops.py",
         right="t.save(node, *([factor.storage] if to_weight is not None else []), ",

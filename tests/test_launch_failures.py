@@ -58,7 +58,8 @@ def test_out_of_memory_names_the_next_plan(
     with pytest.raises(RunError) as caught:
         run(TWO, tmp_path)
     assert str(caught.value) == (
-        "rank 1 of 2 ran out of memory in backward; what should fit: micro batch 2, checkpoint every 1 "
+        "rank 1 of 2 ran out of memory in backward (estimated 2.625 MB there, 629.76 kB of it new gradients); "
+        "what should fit: micro batch 2, checkpoint every 1 "
         f"(saved as {tmp_path}/next-plan.json); see {tmp_path}/logs/rank-1.log"
     )
     assert asked == [4 * 2**30]  # two ranks share the RAM

@@ -163,8 +163,8 @@ OF_LIBRARIES = (
         name="Hugging Face Trainer of 2022",
         sources=("huggingface/transformers docs/source/performance",),
         defaults={
-            "torch": Default("1.12", "the page is of early 2022, and 1.12 the oldest release memcalc knows"),
-            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
+            "torch": Default("1.10", "the page is of early 2022; 1.11 came in March"),
+            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW, one weight after the other"),
             "context": Default("1343-1343", "the page: 1343 MB when the kernels are loaded"),
             **_TRANSFORMERS,
         },
@@ -173,8 +173,8 @@ OF_LIBRARIES = (
         name="Hugging Face's blog of 2021 and 2022",
         sources=("huggingface/blog",),
         defaults={
-            "torch": Default("1.12", "torch 1.7 to 1.11 by its posts; 1.12 is the oldest release memcalc knows"),
-            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
+            "torch": Default("1.10", "torch 1.7 to 1.11 by its posts; 1.10 is the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW, one weight after the other"),
             "loss": Default("shifted", "modeling_gpt2.py of its day: shift_logits = lm_logits[..., :-1, :].contiguous()"),
             **_TRANSFORMERS,
         },
