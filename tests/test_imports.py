@@ -190,8 +190,31 @@ def test_importing_memcalc_is_light() -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
+def in_cycles(paths: dict[str, Path]) -> list[str]:
+    """Modules that need themselves to be imported: what a package's own module imports needs the package."""
+    needed: dict[str, set[str]] = {}
+    for module, path in paths.items():
+        names = {module, *imported(path, lazy=False)}
+        packages = {name.rsplit(".", up)[0] for name in names for up in range(1, name.count(".") + 1)}
+        needed[module] = ((names | packages) & set(paths)) - {module}
+    found = []
+    for module in paths:
+        seen, waiting = set(), [module]
+        while waiting:
+            new = needed[waiting.pop()] - seen
+            seen |= new
+            waiting += new
+        found += [module] * (module in seen)
+    return found
+
+
 def test_any_module_can_be_imported_first() -> None:
-    modules = [dotted(path) for path in FILES if dotted(path).startswith("memcalc") and path.name != "__main__.py"]
+    """Each of a cycle may be the one that is asked for first; all others only ever come upon one of these."""
+    paths = {
+        dotted(path): path for path in FILES if path.is_relative_to(ROOT / "memcalc") and path.name != "__main__.py"
+    }
+    cycles = in_cycles(paths)
+    assert {"memcalc.models", "memcalc.models.gpt2"} <= set(cycles) and "memcalc.tape" not in cycles
     code = """
 from importlib import import_module
 for module in sys.argv[1:]:
@@ -199,5 +222,7 @@ for module in sys.argv[1:]:
         del sys.modules[name]
     import_module(module)
 """
-    done = run(code, *modules)
+    done = run(code, *cycles)
+    assert done.returncode == 0, done.stderr
+    done = run("from importlib import import_module\nfor module in sys.argv[1:]:\n    import_module(module)", *paths)
     assert done.returncode == 0, done.stderr
