@@ -35,8 +35,10 @@ def read_json(source: Path | str, name: str) -> Any:
     if not text.strip():
         raise FileError(f"{name} is empty; expected JSON")
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once)
+    except RecursionError:
+        raise FileError(f"{name} is nested too deeply to be read as JSON") from None
+    except ValueError as error:
         raise FileError(f"{name} is not valid JSON: {_cause(error)}") from None
 
 
@@ -79,6 +81,12 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{shorten(text)} is too large for a number")
     return number
+
+
+def _whole(text: str) -> int:
+    if len(text) > 100:  # Python itself refuses more than 4300 digits, in words of its own
+        raise ValueError(f"a whole number of {len(text)} digits is too large")
+    return int(text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
