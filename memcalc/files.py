@@ -35,11 +35,14 @@ def read_json(source: Path | str, name: str) -> Any:
     if not text.strip():
         raise FileError(f"{name} is empty; expected JSON")
     try:
-        return json.loads(text, parse_constant=_refuse, parse_float=_finite, parse_int=_whole, object_pairs_hook=_once)
+        return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
     except RecursionError:
-        raise FileError(f"{name} is nested too deeply to be read as JSON") from None
+        raise FileError(f"{name} is not valid JSON: it is nested too deeply to be read") from None
     except ValueError as error:
-        raise FileError(f"{name} is not valid JSON: {_cause(error)}") from None
+        # Python refuses thousands of digits with advice on how it could be made to read them.
+        endless = "integer string conversion" in str(error)
+        cause = "a whole number of thousands of digits is too large" if endless else _cause(error)
+        raise FileError(f"{name} is not valid JSON: {cause}") from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -81,12 +84,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{shorten(text)} is too large for a number")
     return number
-
-
-def _whole(text: str) -> int:
-    if len(text) > 100:  # Python itself refuses more than 4300 digits, in words of its own
-        raise ValueError(f"a whole number of {len(text)} digits is too large")
-    return int(text)
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests import drawn_encoders
+
 __all__ = ["configs"]
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
@@ -195,6 +197,7 @@ def deepseek(draw: Draw) -> Config:
 
 
 _MAKERS: dict[str, Callable[[Draw], Config]] = {
+    **drawn_encoders.MAKERS,
     "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma": gemma, "gemma2": gemma2,
     "gemma3_text": gemma2, "phi": phi, "phi3": phi3, "gpt2": gpt2, "gptj": gptj, "gpt_bigcode": gpt_bigcode,
     "gpt_neo": gpt_neo, "gpt_neox": gpt_neox, "falcon": falcon, "opt": opt, "bloom": bloom, "mixtral": mixtral,
