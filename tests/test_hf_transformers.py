@@ -14,10 +14,10 @@ from memcalc.hf.gpts import GPTS
 from memcalc.hf.mixtures import MIXTURES
 from memcalc.hf.open_gpts import OPEN_GPTS
 from memcalc.hf.reading import of_config
+from memcalc.hf.record import HfModel
 from memcalc.hf.rows import TYPES
 from memcalc.implementation import Implementation
 from memcalc.ledger import ledger
-from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
 from tests.drawn_configs import configs
@@ -101,15 +101,12 @@ def saved(config: dict[str, Any], architecture: str, attention: str, dtype: Any)
     return sum(storage.nbytes() for storage in found.values()) - ids.untyped_storage().nbytes()
 
 
-def kept(model_type: str, model: Model, act: str, attention: str, precision: str) -> int:
+def kept(read: HfModel, attention: str, precision: str) -> int:
     """The same of the ledger, with the code written as transformers has it."""
-    written = {"norm": "chain" if act == "gelu_pytorch_tanh" else "python"}
-    written |= {"gelu": "python"} if act == "gelu_new" else {}
-    written |= {"softmax": "float32"} if model_type not in ("gpt2", "falcon") else {}
     plan = Plan(
-        model=model, tokens=TOKENS, micro_batch=ROWS, precision=precision, device="cpu",
-        implementation=Implementation.suited(model, written),
-        attention="eager" if attention == "eager" and not model.written_out else "auto",
+        model=read.model, tokens=TOKENS, micro_batch=ROWS, precision=precision, device="cpu",
+        implementation=Implementation.suited(read.model, read.written),
+        attention="eager" if attention == "eager" and not read.model.written_out else "auto",
     )  # fmt: skip
     timeline = ledger(plan)
     done = np.flatnonzero(timeline.moment == MOMENTS.index("forward"))[-1] + 1
@@ -127,7 +124,6 @@ def test_kept_activations_are_those_of_transformers(model_type: str, attention: 
     if attention == "eager" and precision == "bf16" and model_type in ("gptj", "gpt_neo"):
         pytest.skip("transformers has float32 copies of queries and keys there, as the notes of both say")
     read = of_config(sized(model_type), "config.json", "sized")
-    act = read.row.keys["act"].default if "act" in read.row.keys else ""
     theirs = saved(sized(model_type), read.head, attention, torch.float32 if precision == "fp32" else torch.bfloat16)
-    ours = kept(model_type, read.model, act, attention, precision)
+    ours = kept(read, attention, precision)
     assert ours == pytest.approx(theirs, rel=0.01)
