@@ -190,6 +190,9 @@ def assumptions(plan: Plan, reserved: Range, *, stage: int, uncounted: int, host
     if plan.family.assumption:
         said.append(plan.family.assumption)
     said.extend(plan.model.notes)
+    forms = [f"{field} {form}" for field, form in dataclasses.asdict(plan.implementation).items() if form != "auto"]
+    if forms:
+        said.append(f"the model's code is written with {', '.join(forms)}")
     if not _activations_known(plan):
         said.append("activations are not counted because no shape was given")
     if plan.gathers_unknown_layers:

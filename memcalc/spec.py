@@ -63,6 +63,8 @@ class Model:
     dense_layers: tuple[int, ...] = ()
     """Blocks, counted from 0, that have one MLP of width ``dense_ffn`` in the place of experts."""
     dense_ffn: int = 0
+    stacked: bool = False
+    """Experts of a block are slices of two tensors, gate and up in one of them (transformers from 5 on)."""
     wide_router: bool = False
     """The router multiplies in float32, whatever the model's dtype."""
     vocab: int = 0
@@ -134,6 +136,8 @@ class Model:
     """``rotary``, ``learned`` or ``alibi``, a bias by distance; blank is ``rotary`` (family decoder)."""
     rotary_dim: int = 0
     """How much of a head's width is rotated; 0 is all of it."""
+    head_major: bool = False
+    """Rotated queries lie head by head in memory, and so does what flash attention makes of them, which is copied."""
     side_by_side: int = 0
     """Norms of a block whose attention and MLP both read its input, 1 or 2; 0 where they follow each other."""
     post_norm: bool = False

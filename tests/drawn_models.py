@@ -70,6 +70,7 @@ def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
         rotary_dim=draw(st.sampled_from([0, 4])), side_by_side=side_by_side, biases=tuple(sorted(draw(parts))),
         post_norm=after == "post_norm", norm_after=after == "norm_after", embedding_norm=draw(st.booleans()),
         fused_gate_up=gated and draw(st.booleans()), embedding_dim=draw(st.sampled_from([0, 0, 12])),
+        head_major=draw(st.booleans()),
         scaled=tuple(sorted(draw(st.sets(st.sampled_from(["embedding", "residual", "logits"]))))),
         capped=tuple(sorted(draw(st.sets(st.sampled_from(["attention", "logits"]))))),
     )  # fmt: skip
@@ -92,7 +93,7 @@ def moes(draw: st.DrawFn, max_layers: int = 2) -> Model:
     return dataclasses.replace(
         model, name="drawn-moe", family="moe", experts=experts, top_k=draw(st.integers(1, experts)),
         shared_ffn=shared_ffn, shared_gate=bool(shared_ffn) and draw(st.booleans()), dense_layers=dense,
-        dense_ffn=50 * bool(dense), wide_router=draw(st.booleans()),
+        dense_ffn=50 * bool(dense), wide_router=draw(st.booleans()), stacked=draw(st.booleans()),
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shap
 from memcalc.errors import InputError
 from memcalc.groups import Group
 from memcalc.hardware import GPUS
+from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
 from memcalc.plan import Plan
@@ -258,8 +259,21 @@ def build_plan(words: Words) -> Plan:
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
         })  # fmt: skip
+    if isinstance(words.get("model"), Path):
+        fields["implementation"] = _as_transformers(words, model)
     fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
+
+
+def _as_transformers(words: Words, model: Model) -> Implementation:
+    """A config.json is of transformers' code, and computed as that is written; what was typed goes first."""
+    from memcalc.hf.reading import read_config
+
+    usual = Implementation.suited(model, read_config(words["model"]).written)
+    prefix = "implementation__"
+    return dataclasses.replace(usual, **{
+        name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)
+    })  # fmt: skip
 
 
 def _usual_kind(optimizer: str, device: str) -> str:
