@@ -62,7 +62,8 @@ def _hints(cls: type) -> dict[str, Any]:
 
 def _record(kind: Any) -> type | None:
     """The dataclass that a field holds, or may hold beside None."""
-    return next((part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)), None)  # type: ignore[misc]
+    parts = (part for part in (kind, *typing.get_args(kind)) if isinstance(part, type))
+    return next((part for part in parts if dataclasses.is_dataclass(part)), None)
 
 
 def _is_a(value: Any, kind: Any) -> bool:
