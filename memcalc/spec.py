@@ -134,6 +134,8 @@ class Model:
     """``rotary``, ``learned`` or ``alibi``, a bias by distance; blank is ``rotary`` (family decoder)."""
     rotary_dim: int = 0
     """How much of a head's width is rotated; 0 is all of it."""
+    head_major: bool = False
+    """Rotated queries lie head by head in memory, and so does what flash attention makes of them, which is copied."""
     side_by_side: int = 0
     """Norms of a block whose attention and MLP both read its input, 1 or 2; 0 where they follow each other."""
     post_norm: bool = False

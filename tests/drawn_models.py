@@ -70,6 +70,7 @@ def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
         rotary_dim=draw(st.sampled_from([0, 4])), side_by_side=side_by_side, biases=tuple(sorted(draw(parts))),
         post_norm=after == "post_norm", norm_after=after == "norm_after", embedding_norm=draw(st.booleans()),
         fused_gate_up=gated and draw(st.booleans()), embedding_dim=draw(st.sampled_from([0, 0, 12])),
+        head_major=draw(st.booleans()),
         scaled=tuple(sorted(draw(st.sets(st.sampled_from(["embedding", "residual", "logits"]))))),
         capped=tuple(sorted(draw(st.sets(st.sampled_from(["attention", "logits"]))))),
     )  # fmt: skip

@@ -130,7 +130,7 @@ def decoder_fields(values: Values, **fields: Any) -> dict[str, Any]:
         found["head_dim"] = 0
     plain = found["activation"] == "silu" and set(found.get("biases", ())) <= {"qkv"}
     others = ("norm", "positions", "rotary_dim", "side_by_side", "post_norm", "embedding_norm", "scaled", "capped",
-              "fused_gate_up", "norm_after", "embedding_dim", "kv_lora")  # fmt: skip
+              "fused_gate_up", "head_major", "norm_after", "embedding_dim", "kv_lora")  # fmt: skip
     if plain and found.get("gated", True) and not any(found.get(field) for field in others):
         return {**found, "family": "llama", "gated": False, "activation": ""}
     return {"family": "decoder", **found}

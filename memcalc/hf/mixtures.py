@@ -52,7 +52,7 @@ def _deepseek(values: Values, head: str) -> dict[str, Any]:
     return _mixture(
         values, kv_heads=values["heads"], ffn=values["expert_ffn"], shared_ffn=values["expert_ffn"] * values["shared"],
         dense_layers=alone, dense_ffn=values["ffn"] * bool(alone), head_dim=values["nope"] + values["rotary_dim"],
-        q_lora=values["q_lora"] or 0, biases=biases(values, attention_bias="qkv out"), wide_router=True,
+        q_lora=values["q_lora"] or 0, biases=biases(values, attention_bias="qkv out"), wide_router=True, head_major=True,
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError, UnknownNameError
-from memcalc.graph import Tensor
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.models import latent
 from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
 from memcalc.models.decoder_weights import gated, weights
@@ -198,7 +198,18 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
         t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=0.0, repeat=form.grouped == "repeat",
         wide=form.softmax == "float32", capped="attention" in model.capped,
     )  # fmt: skip
+    if model.head_major and plan.kernel == "flash":
+        x = copied(t, x, f"{name} heads in order")
     return leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name)
+
+
+def copied(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``contiguous``: a new tensor whose gradient needs none (cuda/flash_attn/flash_api.cpp: outputs lie as queries do)."""
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return grads
+
+    return t.output(name, x.shape, x.dtype, t.node([ops.edge(x)], backward))
 
 
 def place(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:

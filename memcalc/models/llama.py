@@ -22,7 +22,7 @@ __all__ = ["LLAMA", "plain"]
 
 _OF_DECODERS = (
     "norm", "activation", "positions", "rotary_dim", "side_by_side", "post_norm", "embedding_norm", "scaled", "capped",
-    "fused_gate_up", "norm_after", "embedding_dim", "q_lora", "kv_lora", "value_dim",
+    "fused_gate_up", "norm_after", "embedding_dim", "head_major", "q_lora", "kv_lora", "value_dim",
 )  # fmt: skip
 
 
