@@ -171,7 +171,8 @@ class Plan:
         if self.model.written_out:
             return "eager"
         if self.device == "cpu":
-            return "math" if self.dropout or self.model.uneven else "flash"
+            drops = self.dropout and self.family.drops_shares
+            return "math" if drops or self.model.uneven else "flash"
         return "efficient" if self.precision_row.compute == "float32" or self.model.uneven else "flash"
 
     @property
