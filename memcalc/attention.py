@@ -15,6 +15,7 @@ from memcalc.ops import cast, edge, soft_cap
 from memcalc.ops import dropout as drop
 from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
+from memcalc.softmaxes import clamped, scripted_softmax
 from memcalc.tape import Tape
 
 __all__ = ["attention", "biased_attention"]
@@ -33,16 +34,17 @@ def attention(
     causal: bool = True,
     repeat: bool = False,
     wide: bool = False,
+    softmax: str = "auto",
     capped: bool = False,
 ) -> Tensor:
     """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``, and keys of other tokens.
 
-    Written out, the softmax may be ``wide``, of float32, and the scores ``capped`` by tanh. Fewer key/value heads are
+    Written out, the softmax may be ``wide``, of float32, or a model's own (memcalc/softmaxes.py), and the scores ``capped`` by tanh. Fewer key/value heads are
     copied with ``repeat``, and for every kernel but flash, which alone takes them as they are.
     """
     run = partial(
         _attention, t, name=name, kind=kind, heads=heads, dropout=dropout, causal=causal, repeat=repeat, wide=wide,
-        capped=capped,
+        softmax=softmax, capped=capped,
     )  # fmt: skip
     y = t.core(run, q, k, v) if t.core is not None else run(q, k, v)
     return t.prompt(t, q, y, name) if t.prompt is not None else y
@@ -60,6 +62,7 @@ def _attention(
     causal: bool,
     repeat: bool,
     wide: bool,
+    softmax: str,
     capped: bool,
 ) -> Tensor:
     if k.shape[-1] != q.shape[-1] and (repeat or kind != "flash"):
@@ -69,7 +72,7 @@ def _attention(
     if kind in ("flash", "efficient"):
         return _fused(t, q, k, v, name, kind, heads)
     if kind == "eager":
-        mix = _eager(t, q, k, v, name, heads, dropout, causal, wide, capped)
+        mix = _eager(t, q, k, v, name, heads, dropout, causal, wide, softmax, capped)
     else:
         mix = _math(t, q, k, v, name, heads, dropout, causal)
     return _convert(t, mix, f"{name} heads joined")
@@ -155,6 +158,7 @@ def _eager(
     dropout: float,
     causal: bool,
     wide: bool,
+    softmax: str,
     capped: bool,
 ) -> Tensor:
     """Written out in Python: ``trainers/models/layers.py``. Operands of a batched product are copied."""
@@ -164,10 +168,15 @@ def _eager(
     del left
     if capped:
         scores = soft_cap(t, scores, f"{name} score cap")
-    if causal:
+    if causal and softmax != "scripted":
         scores = _masked(t, scores, name)
+    if softmax == "clamped":
+        scores = clamped(t, scores, name)
+        wide = scores.dtype == "float16"
     # aten/src/ATen/autocast_mode.h: softmax is in CUDA's float32 list, not in the CPU's
-    if wide or (t.autocast and t.device == "cuda"):
+    if softmax == "scripted":
+        probabilities = scripted_softmax(t, scores, name)
+    elif wide or (t.autocast and t.device == "cuda"):
         probabilities = _softmax(t, cast(t, scores, "float32", f"{name} scores"), name)
     else:
         probabilities = _softmax(t, scores, name)

@@ -60,10 +60,9 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _record(kind: Any) -> type | None:
-    """The dataclass that a field holds, or may hold beside None."""
-    parts = (part for part in (kind, *typing.get_args(kind)) if isinstance(part, type))
-    return next((part for part in parts if dataclasses.is_dataclass(part)), None)
+def _record(kind: Any) -> Any:
+    """The dataclass that a field holds, or may hold beside None; None where there is none."""
+    return next((part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)), None)
 
 
 def _is_a(value: Any, kind: Any) -> bool:

@@ -144,6 +144,18 @@ FAULTS = [
         wrong='return model.head_width if model.positions in ("", "rotary") else 0',
     ),
     Fault(
+        name="TorchScript's softmax keeps nothing of its input",
+        file="softmaxes.py",
+        right="t.save(node, masked, shares.storage)",
+        wrong="t.save(node, shares.storage)",
+    ),
+    Fault(
+        name="OPT's maximum of scores keeps nothing",
+        file="softmaxes.py",
+        right="t.save(node, scores.storage)",
+        wrong="pass",
+    ),
+    Fault(
         name="a bias of queries, keys and values is forgotten",
         file="models/decoder.py",
         right='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "qkv")',

@@ -49,7 +49,7 @@ __all__ = [
 # As people set PYTORCH_CUDA_ALLOC_CONF.
 ALLOCATORS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[64:8,256:4,>:1]")
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "bert", "vit", "t5", "mlp")
+DROPOUT = ("gpt2", "decoder", "bert", "vit", "t5", "mlp")
 
 
 @st.composite

@@ -16,6 +16,7 @@ _TRANSFORMERS = {
     "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
     "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),
     "dropout gpt2": Default("0.1", "configuration_gpt2.py: resid_pdrop, embd_pdrop, attn_pdrop"),
+    "dropout gpt_bigcode": Default("0.1", "configuration_gpt_bigcode.py: resid_pdrop, embd_pdrop, attn_pdrop"),
     "dropout t5": Default("0.1", "configuration_t5.py: dropout_rate"),
     "flash": Default("grouped", "modeling_llama.py, LlamaFlashAttention2: k and v are not repeated"),
     "implementation gpt2": Default(
@@ -27,6 +28,12 @@ _TRANSFORMERS = {
     ),
     "implementation decoder": Default(
         "norm=python, softmax=float32", "modeling_granite.py: GraniteRMSNorm; softmax in float32"
+    ),
+    "implementation gpt_bigcode": Default(
+        "softmax=scripted", "modeling_gpt_bigcode.py: upcast_masked_softmax, which TorchScript differentiates"
+    ),
+    "implementation opt": Default(
+        "softmax=clamped", "modeling_opt.py up to 4.49: torch.max of the scores and the lowest number"
     ),
     "implementation moe": Default(
         "norm=python, grouped=repeat, softmax=float32", "modeling_mixtral.py: MixtralRMSNorm, repeat_kv"

@@ -3,6 +3,7 @@
 Each option is torch code of a published model (transformers/models/*/modeling_*.py): biases (Qwen 2), norms of queries
 and keys (Qwen 3), one product for all three (GPT-NeoX), rotary positions on a part of a head, attention beside the MLP
 (GPT-J, Falcon), norms after both (Gemma 2), tanh on scores, multiplied residuals (Granite), ALiBi (BLOOM, MPT).
+Dropout, where there is any, is where GPT-2 has it (GPTBigCode, GPT-NeoX): after embeddings, attention's shares, both parts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from memcalc.cross_entropy import head
 from memcalc.errors import PlanError, UnknownNameError
 from memcalc.graph import Gradient, Node, Tensor
 from memcalc.models import latent
-from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
+from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
 from memcalc.models.decoder_weights import gated, weights
 from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import positions as learned
@@ -85,7 +86,6 @@ def check(model: Model, plan: Plan) -> None:
         what = "ALiBi" if model.positions == "alibi" else "tanh on its scores"
         raise PlanError(f"attention {plan.attention}: {model.name} has {what}; take eager or flash (its own library)")
     reads_tokens(model, plan)
-    no_dropout(model, plan)
 
 
 def _one_of(model: Model, field: str, value: str, known: tuple[str, ...]) -> None:
@@ -113,6 +113,7 @@ def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
         x = ops.scale(t, x, "embedding scale")
     if model.positions == "learned":
         x = ops.add(t, x, learned(t, "embed_positions", x.shape[0]), "embeddings")
+    x = ops.dropout(t, x, "embedding dropout", plan.dropout)
     return norm(t, plan, x, "embed_norm") if model.embedding_norm else x
 
 
@@ -195,12 +196,12 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
         k = place(t, plan, tables, ops.linear(t, x, f"{name}.k_proj"), f"{name}.k")
         v = ops.linear(t, x, f"{name}.v_proj")
     x = attend(
-        t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=0.0, repeat=form.grouped == "repeat",
-        wide=form.softmax == "float32", capped="attention" in model.capped,
+        t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=plan.dropout, repeat=form.grouped == "repeat",
+        wide=form.softmax == "float32", softmax=form.softmax, capped="attention" in model.capped,
     )  # fmt: skip
     if model.head_major and plan.kernel == "flash":
         x = copied(t, x, f"{name} heads in order")
-    return leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name)
+    return ops.dropout(t, leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name), f"{name}.dropout", plan.dropout)
 
 
 def copied(t: Tape, x: Tensor, name: str) -> Tensor:
@@ -244,7 +245,9 @@ def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
         gate = activation(t, plan, ops.linear(t, x, f"{name}.gate_proj"), f"{name}.activation")
         x = ops.multiply(t, gate, ops.linear(t, x, f"{name}.up_proj"), f"{name}.product")
         del gate
-    return leave_products(t, ops.linear(t, x, f"{name}.down_proj"), name)
+    return ops.dropout(
+        t, leave_products(t, ops.linear(t, x, f"{name}.down_proj"), name), f"{name}.dropout", plan.dropout
+    )
 
 
 def both(t: Tape, plan: Plan, x: Tensor, name: str) -> list[Tensor]:

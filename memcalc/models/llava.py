@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 from memcalc import ops
 from memcalc.errors import PlanError
 from memcalc.graph import Gradient, Node, Tensor
-from memcalc.models import clip, decoder
+from memcalc.models import clip, decoder, decoder_weights
 from memcalc.models.checks import positive
-from memcalc.models.decoder_weights import weights as text_weights
 from memcalc.models.family import Block, Family
 from memcalc.models.vit import places
 from memcalc.spec import Model, Weight
@@ -70,7 +69,7 @@ def weights(model: Model) -> list[Weight]:
     for index, inputs in enumerate((vision.hidden, h), start=1):
         found.append(Weight(f"{PROJECTOR}linear_{index}.weight", (h, inputs)))
         found.append(Weight(f"{PROJECTOR}linear_{index}.bias", (h,)))
-    return found + text_weights(model)
+    return found + decoder_weights.weights(model)
 
 
 def parts(model: Model) -> dict[str, int]:
