@@ -63,6 +63,8 @@ class Model:
     dense_layers: tuple[int, ...] = ()
     """Blocks, counted from 0, that have one MLP of width ``dense_ffn`` in the place of experts."""
     dense_ffn: int = 0
+    stacked: bool = False
+    """Experts of a block are slices of two tensors, gate and up in one of them (transformers from 5 on)."""
     wide_router: bool = False
     """The router multiplies in float32, whatever the model's dtype."""
     vocab: int = 0

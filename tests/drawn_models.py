@@ -93,7 +93,7 @@ def moes(draw: st.DrawFn, max_layers: int = 2) -> Model:
     return dataclasses.replace(
         model, name="drawn-moe", family="moe", experts=experts, top_k=draw(st.integers(1, experts)),
         shared_ffn=shared_ffn, shared_gate=bool(shared_ffn) and draw(st.booleans()), dense_layers=dense,
-        dense_ffn=50 * bool(dense), wide_router=draw(st.booleans()),
+        dense_ffn=50 * bool(dense), wide_router=draw(st.booleans()), stacked=draw(st.booleans()),
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ LAYERS = [
     ["autograd"],
     ["tape"],
     ["ops", "norms", "positions", "context_parallel", "softmaxes", "attention", "convolution", "experts"],
+    ["stacked_experts"],
     ["tensor_parallel", "vocab_parallel", "megatron", "cross_entropy"],
     ["models"],
     ["hf"],
