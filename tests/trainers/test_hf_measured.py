@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from memcalc.frozen import Frozen
 from memcalc.hf.reading import of_config
 from memcalc.implementation import Implementation
 from memcalc.ledger import ledger
@@ -105,10 +106,21 @@ CASES: dict[str, tuple[Config, str, str, dict[str, Any]]] = {
     "whisper written out": ({**WHISPER, "model_type": "whisper"}, "whisper", "eager", {}),
     "mbart": ({**MBART, "model_type": "mbart", "dropout": 0.1}, "t5", "sdpa", {"dropout": 0.1}),
     "llava": ({**LLAVA, "model_type": "llava"}, "llava", "sdpa", {"norm": "python"}),
+    "llava with a frozen tower": ({**LLAVA, "model_type": "llava"}, "llava", "sdpa", {"norm": "python", "frozen": Frozen(parts="vision")}),
+    "llava whose projector alone is trained": (
+        {**LLAVA, "model_type": "llava"}, "llava", "sdpa",
+        {"norm": "python", "frozen": Frozen(parts="vision,embed_tokens,layers,norm,lm_head")},
+    ),
 }  # fmt: skip
 
 
-def measured(config: Config, architecture: str, attention: str, inputs: Callable[[], Config]) -> RankMeasurement:
+# Where transformers has what is frozen.
+MODULES = {"vision": "model.vision_tower", "embed_tokens": "model.language_model", "lm_head": "lm_head"}
+
+
+def measured(
+    config: Config, architecture: str, attention: str, inputs: Callable[[], Config], frozen: Frozen
+) -> RankMeasurement:
     """Two steps with AdamW; the loss is taken inside the module, and its output let go before backward."""
     torch.manual_seed(0)
     built = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
@@ -116,6 +128,8 @@ def measured(config: Config, architecture: str, attention: str, inputs: Callable
     meter = CpuMeter(last_step=1)
     meter.mark(-1, "init")
     module = getattr(transformers, architecture)(built).train()
+    for part in set(frozen.names) & MODULES.keys():
+        module.get_submodule(MODULES[part]).requires_grad_(False)
     optimizer = torch.optim.AdamW([each for each in module.parameters() if each.requires_grad], foreach=False)
     prepared = Prepared(model=module, optimizer=optimizer, states=optimizer)
     for step in range(2):
@@ -150,7 +164,7 @@ def test_the_ledger_of_a_config_agrees_with_a_real_step(name: str) -> None:
         model=read.model, tokens=tokens, micro_batch=ROWS, device="cpu", optimizer_kind="for-loop",
         implementation=Implementation(**written), **fields,
     )  # fmt: skip
-    real, ours = measured(config, read.head, attention, inputs), ledger(plan).peak()
+    real, ours = measured(config, read.head, attention, inputs, plan.frozen), ledger(plan).peak()
     assert real.parameters == 4 * read.parameters
     assert ours.bytes == pytest.approx(real.allocated_peak, rel=0.01)
     states = ledger(plan).at_moment("backward", "parameters") + ledger(plan).at_moment("backward", "optimizer")
