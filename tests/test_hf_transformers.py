@@ -21,6 +21,7 @@ from memcalc.ledger import ledger
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
 from tests.drawn_configs import configs
+from tests.drawn_encoders import MAKERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -116,6 +117,7 @@ def kept(read: HfModel, attention: str, precision: str) -> int:
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+# Of the others a whole step is measured in tests/trainers/test_hf_measured.py.
 @pytest.mark.parametrize("model_type", SIZED)
 def test_kept_activations_are_those_of_transformers(model_type: str, attention: str, precision: str) -> None:
     """Within 1 %: what is not told apart are tables of rotary positions and a few bytes a token."""

@@ -36,6 +36,7 @@ LAYERS = [
         "implementation",
         "adapters",
         "fsdp",
+        "frozen",
         "deepspeed",
         "offload",
         "checkpointing",

@@ -141,6 +141,7 @@ _HEADINGS = {
     "fsdp": "FSDP", "deepspeed": "DeepSpeed", "offload": "Offload",
     "checkpointing": "Selective checkpointing",
     "startup": "Before the first step",
+    "frozen": "Frozen parts",
 }  # fmt: skip
 
 

@@ -63,6 +63,8 @@ class Family:
     """Most of its work is convolutions, which are played as oneDNN computes them on the CPU."""
     untrained: Callable[[Model], str] = lambda model: ""
     """What ``trainers/`` has no torch module for, in words that follow "cannot train"; blank when it has one."""
+    drops_shares: bool = True
+    """Where it has dropout, attention has it, too."""
     written_out: bool = False
     """Attention is always written out, because no fused kernel can do it."""
     objective: str = "next"
