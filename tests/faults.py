@@ -659,4 +659,28 @@ FAULTS = [
         right="if rank == 0]",
         wrong="if rank >= 0]",
     ),
+    Fault(
+        name="FSDP leaves images in float32",
+        file="ledger.py",
+        right='self.plan.strategy_row.gathers and plan.family.reads != "tokens"',
+        wrong='self.plan.strategy_row.gathers and plan.family.reads == "features"',
+    ),
+    Fault(
+        name="a gather is gone before the next is copied out",
+        file="parallel/fully_shard.py",
+        right="        self._copy_out(unit)\n        self.last_gather = self.gathered",
+        wrong="        self.last_gather = None\n        self._copy_out(unit)\n        self.last_gather = self.gathered",
+    ),
+    Fault(
+        name="a rehearsal on fake tensors has no workspaces",
+        file="rehearsal.py",
+        right='if device == "fake" and (kept := workspaces(plan)):',
+        wrong='if device == "none" and (kept := workspaces(plan)):',
+    ),
+    Fault(
+        name="a plan that its rehearsal refuses is taken",
+        file="confirmation.py",
+        right="return self.needed <= self.limit",
+        wrong="return self.needed > 0",
+    ),
 ]

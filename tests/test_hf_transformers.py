@@ -21,7 +21,6 @@ from memcalc.ledger import ledger
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
 from tests.drawn_configs import configs
-from tests.drawn_encoders import MAKERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
