@@ -15,10 +15,10 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first: a module imports from its own row or from rows above it, never from a row below.
 LAYERS = [
     ["errors", "units", "files", "records"],
-    ["catalog"],
-    ["precision", "quantised", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
+    ["catalog", "plain_pickle", "snapshot_fields"],
+    ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
-    ["replay", "allocator_history"],
+    ["replay", "allocator_history", "snapshot_origin", "snapshot_timeline", "snapshot_summary"],
     ["recorder"],
     ["groups", "schedules", "engines"],
     ["layout"],

@@ -21,7 +21,7 @@ from memcalc.tables import printable
 
 __all__ = ["app"]
 
-COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "bench", "explain-meters")
+COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "bench", "explain-meters", "snapshot")
 """Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -35,6 +35,7 @@ Examples:
   memcalc compare run
   memcalc bench --source lightning
   memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB --device 15.6GiB --gpu a100-80gb
+  memcalc snapshot snapshot.pickle
 
 Every command explains itself: memcalc estimate --help
 """
