@@ -21,7 +21,7 @@ from memcalc.tables import printable
 
 __all__ = ["app"]
 
-COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "bench", "explain-meters", "snapshot")
+COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "bench", "explain-meters", "snapshot", "doctor")
 """Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
