@@ -53,7 +53,9 @@ LAYERS = [
     ["estimate"],
     [
         "coefficients",
+        "traffic",
         "throughput",
+        "strategy_table",
         "search",
         "reasons",
         "recommend",

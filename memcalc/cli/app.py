@@ -21,7 +21,18 @@ from memcalc.tables import printable
 
 __all__ = ["app"]
 
-COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "bench", "explain-meters", "snapshot", "doctor")
+COMMANDS = (
+    "estimate",
+    "recommend",
+    "launch",
+    "compare",
+    "validate",
+    "bench",
+    "explain-meters",
+    "snapshot",
+    "doctor",
+    "strategies",
+)
 """Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
