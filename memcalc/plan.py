@@ -104,10 +104,6 @@ class Plan:
     def __post_init__(self) -> None:
         check_types(self)
         if self.loss.vocab_multiple > 1:  # the padded one is what all else is counted by
-            if 0 < self.model.vocab < self.loss.vocab_multiple:
-                raise PlanError(
-                    f"vocab multiple {self.loss.vocab_multiple} must be at most the vocabulary of {self.model.name}, {self.model.vocab}"
-                )
             vocab = -(-self.model.vocab // self.loss.vocab_multiple) * self.loss.vocab_multiple
             object.__setattr__(self, "model", dataclasses.replace(self.model, vocab=vocab))
         check_fields(self)

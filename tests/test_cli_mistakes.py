@@ -57,8 +57,8 @@ MISTAKES = [
         "adapter rank 5000 must be at most the widest layer of gpt2, 3072",
     ),
     (
-        ["estimate", "gpt2", "--vocab-multiple", "50258"],
-        "vocab multiple 50258 must be at most the vocabulary of gpt2, 50257",
+        ["estimate", "gpt2", "--vocab-multiple", "999999999999"],
+        "vocab multiple 999999999999 must be at most 65536",
     ),
     (["estimate", "gpt2", "--heads", "5"], "5 heads do not divide hidden 768"),
     (["estimate", "gpt2", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
