@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,27 @@ from trainers import data
 from trainers.models import dtype_of
 from trainers.process import Process
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "Source"]
+
+
+class Source(Protocol):
+    """What the loop asks for samples."""
+
+    held_out: NDArray[np.int64]
+    """Samples that are evaluated and not trained on, by index."""
+
+    @property
+    def left_out(self) -> str:
+        """What is trained on in no epoch, in a sentence."""
+
+    def seek(self, step: int) -> None:
+        """A step begins."""
+
+    def get(self, step: int, micro: int) -> tuple[Any, Any]:
+        """Inputs and targets of one micro batch of a step."""
+
+    def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
+        """Inputs and targets of some samples."""
 
 
 class Batches:
@@ -38,6 +58,17 @@ class Batches:
         self.epoch, self.order = -1, np.empty(0, np.int64)
         reads = plan.family.reads == "tokens"
         self.dtype = torch.int64 if reads else dtype_of(plan.precision_row.weights)
+
+    @property
+    def left_out(self) -> str:
+        """What an epoch does not train on, in a sentence; blank where every sample fills a step."""
+        rest = len(self.training) % self.plan.global_batch
+        if not rest:
+            return ""
+        return (
+            f"{rest} of {len(self.training)} samples do not fill a step of {self.plan.global_batch} and are left out of "
+            "each epoch, other ones every time"
+        )
 
     def seek(self, step: int) -> None:
         """Shuffle anew when a step begins an epoch."""

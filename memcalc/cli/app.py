@@ -23,7 +23,9 @@ __all__ = ["app"]
 
 COMMANDS = (
     "estimate",
+    "rehearse",
     "recommend",
+    "strategies",
     "launch",
     "compare",
     "validate",
@@ -31,7 +33,6 @@ COMMANDS = (
     "explain-meters",
     "snapshot",
     "doctor",
-    "strategies",
 )
 """Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
@@ -40,6 +41,7 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 EXAMPLES = """\b
 Examples:
   memcalc estimate gpt2 --batch-size 8 --gpu a100-80gb
+  memcalc rehearse llama-3-8b --gpus 8 --strategy fsdp-full-shard --seq-len 4096 --precision amp-bf16
   memcalc estimate --params 7b --adam --precision amp-bf16
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --save-plan plan.json
   memcalc launch plan.json --data book.txt --steps 200 --out run
