@@ -10,7 +10,7 @@ from memcalc.estimate import estimate, holding_gpus
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES, Strategy
 from memcalc.throughput import step_time
-from memcalc.timeline import CATEGORIES
+from memcalc.timeline import CATEGORIES, MOMENTS
 from memcalc.traffic import Collective, collectives, sent_bytes
 
 __all__ = ["OTHER", "SHOWN", "Line", "Refused", "divided", "recipes", "strategy_table"]
@@ -27,7 +27,9 @@ class Line:
 
     plan: Plan
     by_category: dict[str, int]
-    """At the peak."""
+    """At the peak, which they add up to."""
+    most: dict[str, int]
+    """Of each category at any moment: a strategy that peaks in backward holds gradients all the same."""
     peak: int
     """Allocated."""
     device: int
@@ -98,6 +100,7 @@ def _line(plan: Plan) -> Line:
     return Line(
         plan=plan,
         by_category=found.peak.by_category,
+        most={name: max(found.timeline.at_moment(moment, name) for moment in MOMENTS) for name in CATEGORIES},
         peak=found.peak.bytes,
         device=found.device.high,
         sent=sent_bytes(plan),

@@ -89,12 +89,12 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
     from memcalc.strategy_table import OTHER, SHOWN
 
     if format == "csv":
-        rows = [list(_as_dict(each, lines).values())[:-1] for each in lines]
-        return render(rows, list(_as_dict(lines[0], lines))[:-1], "csv")
+        rows = [list(_as_dict(each, lines).values())[:-2] for each in lines]
+        return render(rows, list(_as_dict(lines[0], lines))[:-2], "csv")
     cells = []
     for each in lines:
-        other = sum(each.by_category[name] for name in OTHER)
-        sizes = [*(each.by_category[name] for name in SHOWN), other, each.peak, each.device, each.sent]
+        other = sum(each.most[name] for name in OTHER)
+        sizes = [*(each.most[name] for name in SHOWN), other, each.peak, each.device, each.sent]
         speed = _speed(each, lines)
         cells.append([each.plan.strategy, each.plan.precision, *(f"{size / _GIB:.2f}" for size in sizes),
                       "-" if speed is None else f"{'≤ ' if each.bound else ''}{speed:.2f}", each.smallest or "none"])  # fmt: skip
@@ -111,7 +111,8 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
     ]
     title = _title(base)
     notes = [
-        "allocated is the peak, divided by category at that moment; device is the high end of what nvidia-smi shows",
+        "each category is the most of it at any moment, and they do not all come at once: allocated is the peak; device is the "
+        "high end of what nvidia-smi shows",
         "sent is what one GPU sends in an optimizer step, in rings",
         "speed is samples per second by the time model that orders plans in recommend, 1 for the fastest of torch's; ≤ where the "
         "host's work of the engine (DeepSpeed, Megatron, DataParallel) is not known and not in it",
@@ -156,7 +157,7 @@ def _as_dict(line: Line, lines: list[Line]) -> dict[str, Any]:
     return {
         "strategy": line.plan.strategy,
         "precision": line.plan.precision,
-        **{f"{name}_bytes": size for name, size in line.by_category.items()},
+        **{f"{name}_bytes": size for name, size in line.most.items()},
         "allocated_bytes": line.peak,
         "device_bytes": line.device,
         "sent_bytes": line.sent,
@@ -164,5 +165,6 @@ def _as_dict(line: Line, lines: list[Line]) -> dict[str, Any]:
         "speed_is_upper_bound": line.bound,
         "smallest_card": line.smallest,
         "verdict": line.verdict,
+        "at_peak": line.by_category,
         "collectives": [{**dataclasses.asdict(each), "sent": round(each.sent)} for each in line.collectives],
     }
