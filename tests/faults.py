@@ -683,4 +683,40 @@ FAULTS = [
         right="return self.needed <= self.limit",
         wrong="return self.needed > 0",
     ),
+    Fault(
+        name="what a ring lost is not found in the segments",
+        file="snapshot_timeline.py",
+        right="for entry, frames in _older(snapshot, set(final)):",
+        wrong="for entry, frames in _older(snapshot, set(final))[:0]:",
+    ),
+    Fault(
+        name="what outlives backward is no gradient",
+        file="snapshot_timeline.py",
+        right="name = source.passing if passing else source.lasting",
+        wrong="name = source.passing",
+    ),
+    Fault(
+        name="a pickle's keys may be anything",
+        file="plain_pickle.py",
+        right="if not all(type(key) is str for key in keys):",
+        wrong="if False:",
+    ),
+    Fault(
+        name="stage 2 sends gradients once a step",
+        file="traffic.py",
+        right="times = plan.accumulation if stage >= 2 else 1",
+        wrong="times = 1",
+    ),
+    Fault(
+        name="frozen weights have gradients to send",
+        file="traffic.py",
+        right="return sum(w.numel for w in weights if w.trainable), sum(",
+        wrong="return sum(w.numel for w in weights), sum(",
+    ),
+    Fault(
+        name="hybrid shards travel between machines",
+        file="traffic.py",
+        right="inside = copies > 1 and plan.shards <= plan.ranks // plan.nodes",
+        wrong="inside = False",
+    ),
 ]
