@@ -153,7 +153,11 @@ def holding_gpus(plan: Plan, reserved: Range) -> list[tuple[Gpu, bool]]:
 
 def _activations_known(plan: Plan) -> bool:
     model = plan.model
-    return not plan.family.opaque or bool(model.layer_bytes or (model.features and model.layers))
+    return (
+        not plan.family.unplayed
+        or not model.module.factory
+        and bool(model.layer_bytes or (model.features and model.layers))
+    )
 
 
 def compiled(plan: Plan) -> str:
@@ -185,8 +189,14 @@ def assumptions(plan: Plan, reserved: Range, *, stage: int, uncounted: int, host
         said.append(f"tensor parallel is {whose}, as the model's family is written")
     if plan.family.assumption:
         said.append(plan.family.assumption)
+    said += plan.model.notes
     if not _activations_known(plan):
-        said.append("activations are not counted because no shape was given")
+        why = (
+            "a module's code is run for them only when it is named"
+            if plan.model.module.factory
+            else "no shape was given"
+        )
+        said.append(f"activations are not counted because {why}")
     if plan.gathers_unknown_layers:
         said.append("gathered layers are not counted because their number was not given; give --layers")
     if plan.family.opaque and plan.optimizer_kind == "for-loop":

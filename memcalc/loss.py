@@ -45,6 +45,8 @@ class Loss(Group):
     def check(self, plan: Plan) -> None:
         if self == Loss():
             return
+        if plan.family.unplayed:
+            raise PlanError(f"{plan.model.name} takes the loss its code says; leave the forms of the loss out")
         if plan.strategy_row.one_process:
             raise PlanError(f"{plan.strategy} takes the plain loss of all outputs; leave the forms of the loss out")
         if plan.family.reads != "tokens" or plan.model.classes:

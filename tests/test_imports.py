@@ -66,6 +66,7 @@ LAYERS = [
         "run_folder",
         "failure",
         "launch",
+        "module",
         "validate",
     ],
     ["tables"],
@@ -76,7 +77,9 @@ ALLOWED = {
     "memcalc": {"click", "tabulate", "numpy", "memcalc"},
     "trainers": {"click", "numpy", "torch", "memcalc", "trainers"},
 }
-OPTIONAL = {"trainers": {"PIL", "safetensors", "tokenizers"}}  # imported inside the function that needs them
+OPTIONAL = {
+    "trainers": {"PIL", "safetensors", "tokenizers", "transformers"}
+}  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])
 

@@ -14,6 +14,7 @@ from memcalc.compare import compare_run
 from memcalc.errors import FileError
 from memcalc.launch import Run, launch
 from memcalc.measurement import Measurement
+from memcalc.module import confirm_code
 from memcalc.plan import Plan
 from memcalc.run_folder import continued, newest_checkpoint
 from memcalc.training import Training
@@ -47,6 +48,9 @@ Ctrl-C stops all ranks; a second one kills them at once.
     is_flag=True,
     help="Continue from the newest complete checkpoint in --out; options that are not given stay as they were.",
 )
+@click.option(
+    "--module", metavar="FILE:NAME", help="Run the code of your own that the plan names; a file alone never does."
+)
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)
 @click.option(
@@ -62,12 +66,13 @@ Ctrl-C stops all ranks; a second one kills them at once.
     help="How many first steps are metered: 0, or at least 2.",
 )
 @click.pass_context
-def command(ctx: click.Context, /, plan: Path, out: Path, **options: Any) -> None:
+def command(ctx: click.Context, /, plan: Path, out: Path, module: str | None, **options: Any) -> None:
     """Train the plan in PLAN.json on this machine's GPUs or CPUs under torchrun.
 
     Ends with estimated against measured memory, the evaluation loss and where the checkpoint is.
     """
     what = Plan.load(plan)
+    confirm_code(what, module, f"memcalc launch {plan}")
     if not options["resume"]:
         run_and_show(what, out=out, training=Training(**options))
         return
