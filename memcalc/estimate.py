@@ -189,7 +189,7 @@ def assumptions(plan: Plan, reserved: Range, *, stage: int, uncounted: int, host
         said.append(f"tensor parallel is {whose}, as the model's family is written")
     if plan.family.assumption:
         said.append(plan.family.assumption)
-    said += plan.model.notes
+    said.extend(plan.model.notes)
     if not _activations_known(plan):
         why = (
             "a module's code is run for them only when it is named"

@@ -6,6 +6,7 @@ The child is ``python -m trainers.module``; it leaves one JSON file, and everyth
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -21,16 +22,19 @@ from typing import Any
 
 from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json
+from memcalc.hf.reading import UnknownModelType
 from memcalc.launch import environment, require_torch
 from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.records import build
 
-__all__ = ["TIMEOUT_SECONDS", "check_name", "confirm_code", "describe", "run_child"]
+__all__ = ["TIMEOUT_SECONDS", "by_transformers", "check_name", "confirm_code", "describe", "run_child"]
 
 TIMEOUT_SECONDS = 120
 """How long the code of a module may take to build it, if nothing else is said."""
 
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+_LONGEST = 2**24
 _NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.json")
 _ABSOLUTE = re.compile(r"(.+\.(?:py|json))(:.*)?")
 
@@ -88,6 +92,23 @@ def describe(
     model = build(Model, found, f"module {factory}")
     assert isinstance(model, Model)
     return model
+
+
+def by_transformers(error: UnknownModelType, *, shape: tuple[int, ...] = (), tokens: int = 0) -> Model:
+    """The model of a ``config.json`` whose type memcalc has no row for, as transformers builds it; no code of the file runs.
+
+    Raises the error itself where sizes are missing in the file, or with what to install where transformers is.
+    """
+    if error.nulls:
+        raise error
+    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        raise InputError(f"{error}; transformers may know it: pip install 'gpu-memcalc[hf]' 'torch>=2.6'")
+    if not (shape or tokens):
+        said = read_json(Path(error.path), error.path)
+        tokens = next((said[key] for key in _LENGTHS if isinstance(said.get(key), int)), 0)
+        if not 0 < tokens <= _LONGEST:
+            raise InputError(f"{error.path} does not say how long a sequence is; give --seq-len, or --input-shape")
+    return describe(error.path, shape=shape, tokens=tokens)
 
 
 def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -> Any:

@@ -81,6 +81,15 @@ class Model:
     top_k: int = 0
     shared_ffn: int = 0
     """Width inside an MLP that every token takes besides; 0 where there is none."""
+    shared_gate: bool = False
+    """What that MLP says is multiplied by a number of its own for each token (Qwen 2 MoE)."""
+    dense_layers: tuple[int, ...] = ()
+    """Blocks, counted from 0, that have one MLP of width ``dense_ffn`` in the place of experts."""
+    dense_ffn: int = 0
+    stacked: bool = False
+    """All experts of a block are three-dimensional tensors, gate and up in one; else each has matrices of its own."""
+    wide_router: bool = False
+    """The router multiplies in float32, whatever the model's dtype."""
     vocab: int = 0
     context: int = 0
     """Longest sequence the model can take (rows of a position table)."""
@@ -118,8 +127,17 @@ class Model:
     """Which parts have a bias, of ``qkv``, ``out``, ``mlp``, ``head`` and ``norm`` (families llama and decoder)."""
     fused_qkv: bool = False
     """Query, key and value are one product."""
+    fused_gate_up: bool = False
+    """Both products of a gated MLP's input are one (Phi 3)."""
     qk_norm: bool = False
     """Each head's query and key are normalised."""
+    q_lora: int = 0
+    """Width that queries are made through (latent attention); 0 where they are one product of the stream."""
+    kv_lora: int = 0
+    """Width that keys and values are made through (DeepSeek's latent attention, which rotates ``rotary_dim`` of a head's
+    width in a key that all heads share); 0 where attention has keys and values of its own."""
+    value_dim: int = 0
+    """Width of one head's value, in latent attention."""
     norm: str = ""
     """``rms`` or ``layer``; blank is ``rms`` (family decoder)."""
     activation: str = ""
@@ -132,18 +150,22 @@ class Model:
     """Norms of a block whose attention and MLP both read its input, 1 or 2; 0 where they follow each other."""
     post_norm: bool = False
     """What attention and MLP make is normalised, too (Gemma 2)."""
+    norm_after: bool = False
+    """The stream is normalised after attention and MLP are added, and not at the end (OPT 350M)."""
     embedding_norm: bool = False
     """The embedding is normalised (BLOOM)."""
+    embedding_dim: int = 0
+    """Width of the token table, which a product brings to ``hidden`` and another one back (OPT 350M); 0 is ``hidden``."""
     scaled: tuple[str, ...] = ()
     """Which are multiplied by a number, of ``embedding``, ``residual`` and ``logits``."""
     capped: tuple[str, ...] = ()
     """Which scores go through tanh, of ``attention`` and ``logits``."""
+    notes: tuple[str, ...] = ()
+    """What was taken for granted when its numbers were read, in sentences."""
     parameters: int = 0
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0
     """Activation bytes one layer keeps for the whole micro batch, where someone stated them (family ``size``)."""
-    notes: tuple[str, ...] = ()
-    """What was assumed while it was read."""
     module: Module = Module()
     """Code of the user's own (families ``module`` and ``token-module``)."""
 

@@ -28,6 +28,7 @@ LAYERS = [
     ["ops", "norms", "positions", "context_parallel", "attention", "convolution", "experts"],
     ["tensor_parallel", "vocab_parallel", "megatron", "cross_entropy"],
     ["models"],
+    ["hf"],
     [
         "optimizers",
         "strategies",

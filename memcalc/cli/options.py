@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from math import prod
+from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
 
 import click
 
-from memcalc.cli.kinds import Bytes, Checkpointing, Count, Name, Shape, Whole
+from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
 from memcalc.errors import InputError
 from memcalc.groups import Group
 from memcalc.hardware import GPUS
@@ -85,7 +86,7 @@ def _whole(section: str, *names: str, help: str) -> Callable[[Function], Functio
 
 _M, _T, _W = "The model", "The training", "Where it runs"
 _OPTIONS = (
-    click.argument("model", required=False, type=Name("model", MODELS)),
+    click.argument("model", required=False, type=ModelName("model", MODELS)),
     option(_M, "--params", "parameters", type=Count(), metavar="COUNT", help="A model known by its size: 1e9, 7b, 124M."),
     _whole(_M, "--layers", help="Blocks (with --params: layers)."),
     _whole(_M, "--hidden", help="Width; --ffn follows where it is 4 times it."),
@@ -196,12 +197,12 @@ def build_model(words: Words) -> Model:
         if only in words:
             raise InputError(f"--{only.replace('_', '-')} is for a module of your own; give --module FILE:NAME")
     if "features" in words:
-        words["features"] = prod(words["features"])
+        words["shape"], words["features"] = words["features"], prod(words["features"])
     name, parameters = words.get("model"), words.get("parameters")
     if (name is None) == (parameters is None):
         both = f"not both the model {name} and --params" if name else f"one of: {', '.join(MODELS)}; or --params COUNT"
         raise InputError(f"give a model, {both}")
-    base = MODELS[name] if name else _sized(int(parameters or 0))
+    base = _read(name, words) if name else _sized(int(parameters or 0))
     changes = {field: words[field] for field in _RESHAPE if field in words}
     for field in changes:
         if not (getattr(base, field) or (name is None and field in _SIZE_KNOWS)):
@@ -234,6 +235,19 @@ def _own(words: dict[str, Any]) -> Model:
         tokens=words.get("tokens", 0),
         timeout=words.get("module_timeout", TIMEOUT_SECONDS),
     )
+
+
+def _read(name: str | Path, words: Mapping[str, Any]) -> Model:
+    if isinstance(name, str):
+        return MODELS[name]
+    from memcalc.hf.reading import UnknownModelType, read_model  # a named model needs no rows
+
+    try:
+        return read_model(name)
+    except UnknownModelType as error:
+        from memcalc.module import by_transformers
+
+        return by_transformers(error, shape=words.get("shape", ()), tokens=words.get("tokens", 0))
 
 
 def _sized(parameters: int) -> Model:

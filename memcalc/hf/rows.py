@@ -1,0 +1,12 @@
+"""Every ``model_type`` that is known."""
+
+from __future__ import annotations
+
+from memcalc.hf.decoders import DECODERS
+from memcalc.hf.gpts import GPTS
+from memcalc.hf.open_gpts import OPEN_GPTS
+from memcalc.hf.record import ModelType
+
+__all__ = ["TYPES"]
+
+TYPES: dict[str, ModelType] = {row.name: row for row in [*DECODERS, *GPTS, *OPEN_GPTS]}
