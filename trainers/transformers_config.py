@@ -12,6 +12,8 @@ from memcalc.files import read_json
 
 __all__ = ["from_config"]
 
+_LEFT_ASIDE = ("auto_map", "dtype", "torch_dtype", "quantization_config")
+"""Code of the repository, and how stored weights are kept: neither says anything about what is trained."""
 _AUTO = "AutoModelForCausalLM"
 """What is trained where the file names no architecture."""
 
@@ -27,8 +29,7 @@ def from_config(path: Path) -> Callable[[], nn.Module]:
     said = read_json(path, str(path))
     if not isinstance(said, dict) or not isinstance(said.get("model_type"), str):
         raise InputError(f"{path} names no model_type")
-    if said.get("auto_map"):
-        said = {key: value for key, value in said.items() if key != "auto_map"}
+    said = {key: value for key, value in said.items() if key not in _LEFT_ASIDE}
     kind = said["model_type"]
     try:
         config = transformers.AutoConfig.for_model(kind, **{k: v for k, v in said.items() if k != "model_type"})
