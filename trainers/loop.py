@@ -98,7 +98,9 @@ def train(
     want_input_gradients(model, plan)
     prepared = prepare(model, plan, process.mesh, settings.seed)
     del model
-    return _Run(plan, settings, process, batches, prepared, parts.criterion(plan), out, say, at, metered).run(resume[1] if resume else None)
+    return _Run(plan, settings, process, batches, prepared, parts.criterion(plan), out, say, at, metered).run(
+        resume[1] if resume else None
+    )
 
 
 def mask_seed(seed: int, step: int, rank: int) -> int:

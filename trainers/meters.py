@@ -90,11 +90,15 @@ class Sizes:
         self.optimizer: dict[int, int] = {}
 
     def backward_done(self, prepared: Prepared) -> None:
-        self.gradients = storages((parameter.grad for parameter in prepared.model.parameters()), self.device, self.where)
+        self.gradients = storages(
+            (parameter.grad for parameter in prepared.model.parameters()), self.device, self.where
+        )
 
     def step_done(self, prepared: Prepared) -> None:
         self.parameters = storages(prepared.model.parameters(), self.device, self.where)
-        self.kept_gradients = storages((parameter.grad for parameter in prepared.model.parameters()), self.device, self.where)
+        self.kept_gradients = storages(
+            (parameter.grad for parameter in prepared.model.parameters()), self.device, self.where
+        )
         states = (value for state in prepared.states.state.values() for value in state.values())
         self.optimizer = storages(states, self.device, self.where)
 
@@ -255,9 +259,7 @@ def _rounded(size: int) -> int:
     return -(-size // _CUDA_BLOCK) * _CUDA_BLOCK
 
 
-def summary(
-    meter: Metered, rank: int, peaks: dict[tuple[int, str], int], **rest: Any
-) -> RankMeasurement:
+def summary(meter: Metered, rank: int, peaks: dict[tuple[int, str], int], **rest: Any) -> RankMeasurement:
     by_moment = {
         moment: max(peak for (_, name), peak in peaks.items() if name == moment)
         for moment in MOMENTS

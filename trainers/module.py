@@ -22,12 +22,13 @@ from torch import Tensor, nn
 
 from memcalc.errors import FileError, InputError, MemcalcError
 from memcalc.models import Model, Module, Weight
+from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from trainers.blocks import candidates, group_of, unit_names
 from trainers.factories import CodeError, build_on_meta
 from trainers.models.module import call as forward
 from trainers.models.module import loss_kind, own_loss, scores
-from trainers.module_batches import sampled, tensors
+from trainers.module_batches import tensors, zeros
 
 __all__ = ["describe", "main"]
 
@@ -88,7 +89,8 @@ def _arguments(module: nn.Module, tokens: int, shape: tuple[int, ...]) -> tuple[
 def _probed(model: Model, module: nn.Module) -> Model:
     """With what a forward pass of sizes alone shows: the kind of loss, the classes, the size of a sample."""
     own = model.module
-    inputs, targets = _batch(model)
+    plan = Plan(model=model, tokens=model.context if model.family == "token-module" else 0, micro_batch=_PROBED)
+    inputs, targets = zeros(plan, _PROBED, torch.device("meta"))
     if own.sample:
         held = [tensor for tensor in tensors(inputs) if tensor.ndim]
         model = dataclasses.replace(model, features=sum(tensor.numel() for tensor in held) // _PROBED)
@@ -124,22 +126,6 @@ _WORDS = {
     "mean-square": "the mean square of output and targets",
     "mean-square of the output": "the mean square of its output, for want of targets of its shape",
 }
-
-
-def _batch(model: Model) -> tuple[Any, Any]:
-    """A batch on meta: what the module is called with, and targets."""
-    own = model.module
-    if own.sample:
-        return sampled(own.sample, _PROBED, torch.device("meta"))
-    with torch.device("meta"):
-        if model.family == "token-module":
-            inputs = torch.zeros(_PROBED, model.context, dtype=torch.int64)
-            targets = torch.zeros_like(inputs)
-        else:
-            inputs, targets = torch.zeros(_PROBED, *own.shape), torch.zeros(_PROBED, dtype=torch.int64)
-    if own.arguments:
-        return dict(zip(own.arguments, (inputs, targets), strict=True)), targets
-    return inputs, targets
 
 
 @click.command()

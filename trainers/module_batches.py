@@ -15,7 +15,7 @@ from memcalc.plan import Plan
 from trainers.data import Samples
 from trainers.factories import call
 
-__all__ = ["called_with", "counted", "pair", "sampled", "tensors"]
+__all__ = ["called_with", "counted", "pair", "sampled", "tensors", "zeros"]
 
 _STEPS = 1000  # an epoch's length of what has no end
 
@@ -46,6 +46,21 @@ def called_with(plan: Plan, inputs: NDArray[Any], targets: NDArray[np.int64]) ->
     if classes:
         return inputs, targets[:, -1] % classes
     return inputs, inputs if own.arguments else targets
+
+
+def zeros(plan: Plan, count: int, device: torch.device) -> tuple[Any, Any]:
+    """A batch of ``count`` samples of the plan's shapes, all zeros; of a sample callable, what it makes."""
+    own, model = plan.model.module, plan.model
+    if own.sample:
+        return sampled(own.sample, count, device)
+    if model.family == "token-module":
+        inputs = torch.zeros(count, plan.tokens, dtype=torch.int64, device=device)
+        targets = torch.zeros(inputs.shape[: 2 - bool(model.classes)], dtype=torch.int64, device=device)
+    else:
+        dtype = getattr(torch, plan.precision_row.weights)
+        inputs = torch.zeros(count, *own.shape, dtype=dtype, device=device)
+        targets = torch.zeros(count, dtype=torch.int64, device=device)
+    return (dict(zip(own.arguments, (inputs, targets), strict=True)), None) if own.arguments else (inputs, targets)
 
 
 def pair(batch: Any) -> tuple[Any, Any]:

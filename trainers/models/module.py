@@ -9,7 +9,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils.checkpoint import checkpoint
 
 from memcalc.errors import PlanError
@@ -72,8 +71,9 @@ def materialise(
     ties = shared(model)
     model.to_empty(device=device)
     retie(model, ties)
-    first = next(model.parameters())
-    if isinstance(getattr(first, "_local_tensor", first), FakeTensor):
+    from trainers.rehearsal import private  # which itself builds models
+
+    if private.is_fake(private.local(next(model.parameters()))):
         return
     real = build_for_real(plan.model.module.factory, seed)
     ours, kept = list(model.parameters()), dict(model.named_buffers())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -120,5 +120,3 @@ def _bias(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), -math.inf)
     return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
-
-

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from memcalc.plan import Plan
 from memcalc.training import Training
 from trainers.loop import Parts, train
 from trainers.models import dtype_of
+from trainers.module_batches import zeros
 from trainers.process import Process
 from trainers.rehearsal import private
 from trainers.rehearsal.cuda import cuda_kernels
@@ -39,13 +41,15 @@ class Shapes:
     def seek(self, step: int) -> None:
         """Every step has the same."""
 
-    def get(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
+    def get(self, step: int, micro: int) -> tuple[Any, Any]:
         """Inputs and targets of one micro batch."""
         return self.at(np.zeros(self.plan.micro_batch, np.int64))
 
-    def at(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
         """As many samples as there are indices."""
         plan, rows = self.plan, len(indices)
+        if plan.model.module.factory:
+            return zeros(plan, rows, self.device)
         if plan.family.reads == "tokens":
             shape = rows, plan.tokens * plan.family.sequences
             return self._zeros(shape, torch.int64), self._zeros((rows, plan.tokens), torch.int64)
