@@ -68,7 +68,9 @@ def units(model: nn.Module, plan: Plan) -> nn.ModuleList | list[nn.Module]:
 
 
 def materialise(model: nn.Module, plan: Plan, device: torch.device, seed: int) -> None:
-    """Give a model on meta its memory on ``device`` and its first values."""
+    """Give a model on meta its memory on ``device`` and its first values; one that has memory keeps what is in it."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return
     if plan.model.module.factory:
         own.materialise(model, plan, device, seed, _shard)
         return

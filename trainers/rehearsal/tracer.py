@@ -27,6 +27,9 @@ __all__ = ["Tracer"]
 _OUTSIDE = -1
 _BLOCK = {"cuda": 512, "cpu": 1}
 """Bytes each allocation is a multiple of (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+_COPIED = {"c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
+"""What gloo, the backend on CPUs, works on a copy of: the argument (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
+newLikeFlat of the outputs in allgather, clone of the inputs in reduce_scatter_tensor_coalesced)."""
 _ENTER, _LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
 
@@ -88,6 +91,8 @@ class Tracer(private.Mode):
         if not (self.device == "cuda" and name == "aten::lift_fresh"):  # numbers made by torch.tensor stay on the host
             for tensor in private.tensors(found):
                 self.see(tensor, name)
+        if name in _COPIED and self.device == "cpu":
+            self.pass_by(args[_COPIED[name]], f"gloo:copy of {name}")
         return found
 
     def number_of(self, tensor: Tensor) -> float | int | bool:
@@ -113,6 +118,13 @@ class Tracer(private.Mode):
         size = -(-size // self.block) * self.block
         self.live[key] = self.number, size, weakref.ref(storage, lambda _: self.free(key))
         self.events.append(Event(self.tick(), self.number, size, " > ".join((*self.regions, name))))
+
+    def pass_by(self, tensor: Tensor, name: str) -> None:
+        """Memory as large as a tensor, for as long as the operation on it lasts."""
+        size = tensor.untyped_storage().nbytes()
+        if size and torch.distributed.get_world_size() > 1:
+            self.number += 1
+            self.events += [Event(self.tick(), self.number, size, name), Event(self.tick(), self.number, -size)]
 
     def free(self, key: int) -> None:
         """The storage is gone, or empty."""
