@@ -24,11 +24,12 @@ from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json
 from memcalc.hf.reading import UnknownModelType
 from memcalc.launch import environment, require_torch
+from memcalc.measurement import RankMeasurement
 from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.records import build
 
-__all__ = ["TIMEOUT_SECONDS", "by_transformers", "check_name", "confirm_code", "describe", "run_child"]
+__all__ = ["TIMEOUT_SECONDS", "by_transformers", "check_name", "confirm_code", "describe", "rehearse", "run_child"]
 
 TIMEOUT_SECONDS = 120
 """How long the code of a module may take to build it, if nothing else is said."""
@@ -59,6 +60,8 @@ def confirm_code(plan: Plan, named: str | None, command: str) -> None:
     A plan is a file, which may come from anywhere; whoever runs the code in it says so.
     """
     factory = plan.model.module.factory
+    if factory.endswith(".json") and named is None:  # that is code of transformers
+        return
     if factory and named is None:
         raise InputError(f"the plan runs the code of {factory}; say that it shall: {command} --module {factory}")
     if not factory and named is not None:
@@ -109,6 +112,19 @@ def by_transformers(error: UnknownModelType, *, shape: tuple[int, ...] = (), tok
         if not 0 < tokens <= _LONGEST:
             raise InputError(f"{error.path} does not say how long a sequence is; give --seq-len, or --input-shape")
     return describe(error.path, shape=shape, tokens=tokens)
+
+
+def rehearse(plan: Plan, *, timeout: float = TIMEOUT_SECONDS) -> tuple[RankMeasurement, int]:
+    """The second step of the plan's module on its first rank, by its own code on tensors without values, in a child.
+
+    The number is how often the code asked for the value of a tensor in its forward pass and was given a 1. Raises
+    InputError in one line where it cannot be rehearsed.
+    """
+    with tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
+        path = Path(folder) / "plan.json"
+        plan.save(path)
+        found = run_child("trainers.module", ["--rehearse", str(path)], what=plan.model.name, timeout=timeout)
+    return RankMeasurement.from_json(found["measurement"], "rehearsal"), int(found["guessed"])
 
 
 def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -> Any:

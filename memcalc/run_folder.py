@@ -6,6 +6,7 @@ OUT/training.json           how it is trained: data, steps, seed, learning rate,
 OUT/logs/torchrun.log       what torchrun said; logs/rank-R.log is what rank R said
 OUT/errors/rank-R.json      why rank R failed, when it did
 OUT/next-plan.json          after an OOM: a plan that should fit
+OUT/rehearsal.json          of a module: its estimate
 OUT/measured/, run.json     memory by rank and moment; losses, speed, versions
 OUT/checkpoints/step-N/     sharded checkpoints
 OUT/weights/model.pt        the final weights
@@ -29,8 +30,10 @@ from memcalc.records import build
 from memcalc.training import Training
 from memcalc.units import format_bytes
 
-__all__ = ["COMPLETE", "check_folder", "check_space", "continued", "held", "newest_checkpoint", "prepare"]
+__all__ = ["COMPLETE", "REHEARSAL", "check_folder", "check_space", "continued", "held", "newest_checkpoint", "prepare"]
 
+REHEARSAL = "rehearsal.json"
+"""What a module's own code takes, where the run is of one."""
 COMPLETE = "done.json"
 """The file that a checkpoint's folder gets last; without it the folder does not count."""
 

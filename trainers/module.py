@@ -12,6 +12,8 @@ import json
 import os
 import sys
 import traceback
+import warnings
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,12 @@ from memcalc.models import Model, Module, Weight
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from trainers.blocks import candidates, group_of, unit_names
-from trainers.factories import CodeError, build_on_meta
+from trainers.factories import CodeError, build_on_meta, retie, shared
 from trainers.models.module import call as forward
 from trainers.models.module import loss_kind, own_loss, scores
 from trainers.module_batches import tensors, zeros
+from trainers.rehearsal.run import STEPS, rehearse
+from trainers.rehearsal.tracer import Tracer
 
 __all__ = ["describe", "main"]
 
@@ -65,8 +69,8 @@ def describe(factory: str, *, sample: str, wrap: str, shape: tuple[int, ...], to
     )  # fmt: skip
     if not (sample or shape or tokens):
         notes.append("activations are not counted: give --input-shape, --seq-len or --sample")
-        return dataclasses.replace(model, notes=tuple(notes))
-    return _probed(dataclasses.replace(model, notes=tuple(notes)), module)
+        return replace(model, notes=tuple(notes))
+    return _probed(replace(model, notes=tuple(notes)), module)
 
 
 def _weight(name: str, tensor: Tensor, units: list[str]) -> Weight:
@@ -90,34 +94,37 @@ def _probed(model: Model, module: nn.Module) -> Model:
     """With what a forward pass of sizes alone shows: the kind of loss, the classes, the size of a sample."""
     own = model.module
     plan = Plan(model=model, tokens=model.context if model.family == "token-module" else 0, micro_batch=_PROBED)
-    inputs, targets = zeros(plan, _PROBED, torch.device("meta"))
-    if own.sample:
-        held = [tensor for tensor in tensors(inputs) if tensor.ndim]
-        model = dataclasses.replace(model, features=sum(tensor.numel() for tensor in held) // _PROBED)
     try:
-        with torch.no_grad():
+        with Tracer("cpu", 0).running(), torch.no_grad():
+            ties = shared(module)
+            module.to_empty(device="cpu")
+            retie(module, ties)
+            inputs, targets = zeros(plan, _PROBED, torch.device("cpu"))
             output = forward(module.train(), inputs)
+    except MemcalcError:
+        raise
     except Exception as error:
         traceback.print_exc()
         line = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:160]}"
-        return dataclasses.replace(
-            model, notes=(*model.notes, f"its forward pass cannot be followed by sizes alone ({line})")
-        )
+        return replace(model, notes=(*model.notes, f"its forward pass cannot be followed by sizes alone ({line})"))
+    if own.sample:
+        held = sum(tensor.numel() for tensor in tensors(inputs) if tensor.ndim)
+        model = replace(model, features=held // _PROBED)
     if own_loss(output) is not None:
-        return dataclasses.replace(model, module=dataclasses.replace(own, loss="own"))
+        return replace(model, module=replace(own, loss="own"))
     made = scores(output)
     classes = made.shape[1] if made.ndim == 2 and not own.sample else 0
     if classes and model.family == "token-module":
-        targets = torch.zeros(_PROBED, dtype=torch.int64, device="meta")
+        targets = made.new_zeros(_PROBED, dtype=torch.int64)
     kind = loss_kind(made, targets)
-    return dataclasses.replace(
+    return replace(
         model,
         classes=classes,
         vocab=min(model.vocab or made.shape[-1], made.shape[-1])
         if model.family == "token-module" and not classes
         else model.vocab,
         notes=(*model.notes, f"the loss is {_WORDS[kind]}, because the module returns none"),
-        module=dataclasses.replace(own, loss=kind),
+        module=replace(own, loss=kind),
     )
 
 
@@ -128,25 +135,40 @@ _WORDS = {
 }
 
 
+def rehearsed(path: Path) -> dict[str, Any]:
+    """What the module's own code takes in the plan of a file, for the first rank, which never has less than another."""
+    plan = Plan.load(path)
+    tracer = Tracer(plan.device, STEPS - 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what torch's own code does with tensors that have no values
+        found = rehearse(plan, tracer=tracer)
+    return {"measurement": found.to_json(), "guessed": tracer.guessed}
+
+
 @click.command()
-@click.option("--factory", required=True)
+@click.option("--factory", default="")
 @click.option("--sample", default="")
 @click.option("--wrap", default="")
 @click.option("--shape", default="[]")
 @click.option("--tokens", type=int, default=0)
+@click.option("--rehearse", "planned", type=click.Path(path_type=Path), help="A plan to rehearse instead.")
 @click.option("--result", type=click.Path(path_type=Path), required=True)
-def main(factory: str, sample: str, wrap: str, shape: str, tokens: int, result: Path) -> None:
-    """Leave a Model as JSON in RESULT, or the one line of an error."""
+def main(factory: str, sample: str, wrap: str, shape: str, tokens: int, planned: Path | None, result: Path) -> None:
+    """Leave a Model as JSON in RESULT, or a rehearsal, or the one line of an error."""
     found: dict[str, Any]
     try:
-        model = describe(factory, sample=sample, wrap=wrap, shape=tuple(json.loads(shape)), tokens=tokens)
-        found = dataclasses.asdict(model)
+        if planned is not None:
+            found = rehearsed(planned)
+        else:
+            model = describe(factory, sample=sample, wrap=wrap, shape=tuple(json.loads(shape)), tokens=tokens)
+            found = dataclasses.asdict(model)
     except MemcalcError as error:
         kind = "file" if isinstance(error, FileError) else "input"
         found = {"error": str(error), "kind": kind, "traceback": isinstance(error, CodeError)}
     except BaseException as error:
         traceback.print_exc()
-        found = {"error": f"{factory}: {type(error).__name__}: {str(error)[:200]}", "kind": "input", "traceback": True}
+        line = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:160]}"
+        found = {"error": line if planned else f"{factory}: {line}", "kind": "input", "traceback": True}
     temporary = result.with_suffix(".part")
     temporary.write_text(json.dumps(found), encoding="utf-8")
     temporary.replace(result)

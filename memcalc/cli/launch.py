@@ -11,12 +11,12 @@ from click.core import ParameterSource
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.kinds import File
 from memcalc.compare import compare_run
-from memcalc.errors import FileError
+from memcalc.errors import FileError, InputError
 from memcalc.launch import Run, launch
 from memcalc.measurement import Measurement
-from memcalc.module import confirm_code
+from memcalc.module import confirm_code, rehearse
 from memcalc.plan import Plan
-from memcalc.run_folder import continued, newest_checkpoint
+from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
 from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
@@ -90,6 +90,11 @@ def command(ctx: click.Context, /, plan: Path, out: Path, module: str | None, **
 def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
     """Launch a plan with progress on the terminal, and show what came of it."""
     run = launch(plan, out=out, training=training, show=click.echo)
+    if plan.model.module.factory:
+        try:
+            rehearse(plan)[0].save(out / REHEARSAL)
+        except InputError as error:
+            click.echo(f"activations are not estimated: {error}")
     click.echo()
     try:
         comparison = compare_run(out)

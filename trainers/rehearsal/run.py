@@ -69,11 +69,14 @@ def world(rank: int, ranks: int, device: torch.device) -> Iterator[Process]:
         yield Process(rank=rank, world=ranks, device=device, mesh=mesh)
 
 
-def rehearse(plan: Plan, *, rank: int = 0, device: str = "fake", parts: Parts | None = None) -> RankMeasurement:
+def rehearse(
+    plan: Plan, *, rank: int = 0, device: str = "fake", parts: Parts | None = None, tracer: Tracer | None = None
+) -> RankMeasurement:
     """Two steps of ``rank``; sizes in bytes, with the timeline of the second step. Raises MemcalcError.
 
     device  ``fake``: sizes only, as on the plan's device; ``cuda``: real tensors and kernels on this machine's first GPU
     parts   what the loop shall use instead of the plan's model, loss or batches
+    tracer  the meter of fake tensors, of who wants to ask it afterwards
     """
     settings, parts = Training(steps=STEPS, measure_steps=STEPS), parts or Parts(batches=Shapes)
     if device == "cuda":
@@ -82,7 +85,7 @@ def rehearse(plan: Plan, *, rank: int = 0, device: str = "fake", parts: Parts | 
         torch.cuda.set_device(0)
         with world(rank, plan.ranks, torch.device("cuda", 0)) as process, private.answered_reductions():
             return train(plan, settings, process, parts=parts).ranks[0]
-    tracer = Tracer(plan.device, STEPS - 1)
+    tracer = tracer or Tracer(plan.device, STEPS - 1)
     kernels = cuda_kernels() if plan.device == "cuda" else contextlib.nullcontext()
     with world(rank, plan.ranks, torch.device("cpu")) as process, kernels, tracer.running():
         return train(plan, settings, process, parts=replace(parts, meter=lambda device, last_step: tracer)).ranks[0]

@@ -49,6 +49,8 @@ class Tracer(private.Mode):
         self.regions: list[str] = []
         self.sizes = Sizes(torch.device("cpu"), self.where)
         self.finite: set[int] = set()
+        self.guessed = 0
+        """How often a forward pass asked for the value of a tensor, of which there is none."""
         self.rebuilding = False
         self.buckets: set[int] = set()
 
@@ -100,6 +102,7 @@ class Tracer(private.Mode):
         if not private.is_fake(tensor):
             with private.no_modes():
                 return tensor.item()
+        self.guessed += bool(self.boundaries) and self.boundaries[-1].moment in ("forward", "loss")
         value = 0 if id(tensor.untyped_storage()) in self.finite else 1
         return float(value) if tensor.is_floating_point() else value
 
