@@ -26,6 +26,10 @@ class Source(Protocol):
     held_out: NDArray[np.int64]
     """Samples that are evaluated and not trained on, by index."""
 
+    @property
+    def left_out(self) -> str:
+        """What is trained on in no epoch, in a sentence."""
+
     def seek(self, step: int) -> None:
         """A step begins."""
 
@@ -56,6 +60,17 @@ class Batches:
         self.epoch, self.order = -1, np.empty(0, np.int64)
         reads = plan.family.reads == "tokens"
         self.dtype = torch.int64 if reads else dtype_of(plan.precision_row.weights)
+
+    @property
+    def left_out(self) -> str:
+        """What an epoch does not train on, in a sentence; blank where every sample fills a step."""
+        rest = len(self.training) % self.plan.global_batch
+        if not rest:
+            return ""
+        return (
+            f"{rest} of {len(self.training)} samples do not fill a step of {self.plan.global_batch} and are left out of "
+            "each epoch, other ones every time"
+        )
 
     def seek(self, step: int) -> None:
         """Shuffle anew when a step begins an epoch."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,16 +44,14 @@ def cuda_kernels() -> Iterator[None]:
     """Inside it, operations on the CPU keep and make what they do on CUDA. Holds for the whole process."""
     library = Library("aten", "IMPL")
     try:
-        for name, replacement in (
-            ("dropout", _dropout),
-            ("rms_norm", _rms_norm),
-            ("scaled_dot_product_attention", _attention),
-        ):
-            library.impl(name, replacement, "AutogradCPU", allow_override=True)
-            library.impl(name, replacement, "CPU", allow_override=True)
-        for name in LISTS:
-            library.impl(name, in_float32(name), "AutocastCPU", allow_override=True)
-        library.impl("cross_entropy_loss", fallthrough_kernel, "AutocastCPU", allow_override=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of overriding what is there, which is what is wanted
+            for name, replacement in _KERNELS.items():
+                library.impl(name, replacement, "AutogradCPU")
+                library.impl(name, replacement, "CPU")
+            for name in LISTS:
+                library.impl(name, in_float32(name), "AutocastCPU")
+            library.impl("cross_entropy_loss", fallthrough_kernel, "AutocastCPU")
         yield
     finally:
         library._destroy()
@@ -120,3 +119,6 @@ def _bias(mask: Tensor, q: Tensor, k: Tensor) -> Tensor:
     if mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q.dtype).masked_fill_(mask.logical_not(), -math.inf)
     return mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
+
+
+_KERNELS = {"dropout": _dropout, "rms_norm": _rms_norm, "scaled_dot_product_attention": _attention}

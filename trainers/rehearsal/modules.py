@@ -64,6 +64,7 @@ class _Batch:
     ) -> None:
         self.inputs, self.targets = inputs, targets
         self.held_out: NDArray[np.int64] = np.empty(0, np.int64)
+        self.left_out = ""
 
     def seek(self, step: int) -> None:
         """Every step has the same."""

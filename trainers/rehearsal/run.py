@@ -37,6 +37,7 @@ class Shapes:
     def __init__(self, plan: Plan, settings: Training, process: Process) -> None:
         self.plan, self.device = plan, process.device
         self.held_out: NDArray[np.int64] = np.empty(0, np.int64)
+        self.left_out = ""
 
     def seek(self, step: int) -> None:
         """Every step has the same."""

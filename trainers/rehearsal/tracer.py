@@ -21,6 +21,7 @@ from trainers.history import Boundary, Event, History
 from trainers.meters import Sizes, steady_steps, summary
 from trainers.rehearsal import private
 from trainers.rehearsal.cuda import as_cuda_makes
+from trainers.rehearsal.kernels import workspace
 
 __all__ = ["Tracer"]
 
@@ -30,6 +31,8 @@ _BLOCK = {"cuda": 512, "cpu": 1}
 _COPIED = {"c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
 """What gloo, the backend on CPUs, works on a copy of: the argument (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
 newLikeFlat of the outputs in allgather, clone of the inputs in reduce_scatter_tensor_coalesced)."""
+_ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
+"""By FSDP 2's regions: the endings by which memcalc/streams.py knows on which stream something is made."""
 _ENTER, _LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
 
@@ -58,8 +61,13 @@ class Tracer(private.Mode):
     def running(self) -> Iterator[None]:
         """All that happens inside is traced."""
         resizes, reductions = private.resizes(self.forget, self.resized), private.answered_reductions(self)
-        with resizes, reductions, private.real_meshes(), private.storages_by_identity(), self:
+        states = private.states_of_generators(self.state) if self.device == "cpu" else contextlib.nullcontext()
+        with resizes, reductions, states, private.real_meshes(), private.storages_by_identity(), self:
             yield
+
+    def state(self, tensor: Tensor) -> None:
+        """A generator's state, which lies where the CPU's tensors lie."""
+        self.follow(tensor.untyped_storage(), "get_rng_state")
 
     def rebuilds(self, begins: bool) -> None:
         """DDP looks whether its buckets want another order."""
@@ -72,6 +80,8 @@ class Tracer(private.Mode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name: str = func.name()
+        if name.startswith("prim::"):  # asks something of a tensor
+            return func(*args, **kwargs)
         if name == "aten::_local_scalar_dense":
             return self.number_of(args[0])
         if name.startswith(_ENTER):
@@ -90,11 +100,14 @@ class Tracer(private.Mode):
             found = func(*args, **kwargs)
             if self.device == "cuda":
                 found = as_cuda_makes(name, found)
-        if not (self.device == "cuda" and name == "aten::lift_fresh"):  # numbers made by torch.tensor stay on the host
-            for tensor in private.tensors(found):
-                self.see(tensor, name)
-        if name in _COPIED and self.device == "cpu":
-            self.pass_by(args[_COPIED[name]], f"gloo:copy of {name}")
+        if self.device == "cuda" and name == "aten::lift_fresh":
+            return found  # a number made by torch.tensor stays on the host
+        scratch = self.take(workspace(name, self.device, args), f"{name} workspace")
+        for tensor in private.tensors(found):
+            self.see(tensor, name)
+        self.give_back(*scratch)
+        if name in _COPIED and self.device == "cpu" and torch.distributed.get_world_size() > 1:
+            self.give_back(*self.take(args[_COPIED[name]].untyped_storage().nbytes(), f"gloo:copy of {name}"))
         return found
 
     def number_of(self, tensor: Tensor) -> float | int | bool:
@@ -117,24 +130,31 @@ class Tracer(private.Mode):
         key, size = id(storage), storage.nbytes()
         if not size or key in self.live:
             return
+        self.live[key] = *self.take(size, name), weakref.ref(storage, lambda _: self.free(key))
+
+    def take(self, size: int, name: str) -> tuple[int, int]:
+        """Memory without a tensor, until it is given back: its number and its bytes."""
         self.number += 1
         size = -(-size // self.block) * self.block
-        self.live[key] = self.number, size, weakref.ref(storage, lambda _: self.free(key))
-        self.events.append(Event(self.tick(), self.number, size, " > ".join((*self.regions, name))))
+        if size:
+            ending = next((_ENDINGS[part] for part in self.innermost() if part in _ENDINGS), "")
+            self.events.append(Event(self.tick(), self.number, size, " > ".join((*self.regions, name)) + ending))
+        return self.number, size
 
-    def pass_by(self, tensor: Tensor, name: str) -> None:
-        """Memory as large as a tensor, for as long as the operation on it lasts."""
-        size = tensor.untyped_storage().nbytes()
-        if size and torch.distributed.get_world_size() > 1:
-            self.number += 1
-            self.events += [Event(self.tick(), self.number, size, name), Event(self.tick(), self.number, -size)]
+    def innermost(self) -> list[str]:
+        """The region that code is in, without the name of its module."""
+        return [self.regions[-1].split(" (")[0]] if self.regions else []
+
+    def give_back(self, number: int, size: int) -> None:
+        """The end of an allocation."""
+        if size:
+            self.events.append(Event(self.tick(), number, -size))
 
     def free(self, key: int) -> None:
         """The storage is gone, or empty."""
         number, size, _ = self.live.pop(key, (0, 0, None))
         self.finite.discard(key)
-        if size:
-            self.events.append(Event(self.tick(), number, -size))
+        self.give_back(number, size)
 
     def forget(self, storage: Any) -> None:
         """It is about to get another size."""
@@ -142,7 +162,8 @@ class Tracer(private.Mode):
 
     def resized(self, storage: Any) -> None:
         """It has got another size."""
-        self.follow(storage, "FSDP::resize_")  # nobody else resizes
+        copied = any("copy_out" in region for region in self.regions)
+        self.follow(storage, "FSDP::resize_ gathered" if copied else "FSDP::resize_ gather")  # nobody else resizes
 
     def tick(self) -> int:
         """Time is counted in events."""
