@@ -69,6 +69,8 @@ LAYERS = [
         "launch",
         "module",
         "validate",
+        "rehearsal",
+        "confirmation",
     ],
     ["tables"],
     ["cli"],

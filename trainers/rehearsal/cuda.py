@@ -72,7 +72,7 @@ class _FusedRmsNorm(torch.autograd.Function):
         return torch.empty_like(x)
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Any:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> Any:
         x, _, weight = context.saved_tensors
         return torch.empty_like(x), None, None if weight is None else torch.empty_like(weight)
 

@@ -93,7 +93,8 @@ def _convolution(args: Any) -> int:
 
 def _convolution_backward(args: Any) -> int:
     """First the input's gradient, of copies of the output's gradient and the weight; then the weight's."""
-    gradient, image, weight, strided, mask = *args[:3], max(args[4]) > 1, args[10]
+    gradient, image, weight = args[:3]
+    strided, mask = max(args[4]) > 1, args[10]
     gone = _bytes(image) if mask[0] else 0
     first = max(_bytes(gradient, weight) + gone, gone * (3 if strided else 2)) if mask[0] else 0
     second = gone + _bytes(gradient) + _reordered(image) + _bytes(weight) if mask[1] else 0

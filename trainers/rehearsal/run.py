@@ -82,7 +82,7 @@ def rehearse(
     settings, parts = Training(steps=STEPS, measure_steps=STEPS), parts or Parts(batches=Shapes)
     if device == "cuda":
         if not torch.cuda.is_available():
-            raise InputError("this machine has no GPU that torch can use; leave out --device cuda")
+            raise InputError("this machine has no GPU that torch can use; rehearse on fake tensors, which need none")
         torch.cuda.set_device(0)
         with world(rank, plan.ranks, torch.device("cuda", 0)) as process, private.answered_reductions():
             return train(plan, settings, process, parts=parts).ranks[0]

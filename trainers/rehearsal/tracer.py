@@ -137,13 +137,10 @@ class Tracer(private.Mode):
         self.number += 1
         size = -(-size // self.block) * self.block
         if size:
-            ending = next((_ENDINGS[part] for part in self.innermost() if part in _ENDINGS), "")
-            self.events.append(Event(self.tick(), self.number, size, " > ".join((*self.regions, name)) + ending))
+            innermost = self.regions[-1].split(" (")[0] if self.regions else ""  # a module's name stands in brackets
+            full = " > ".join((*self.regions, name)) + _ENDINGS.get(innermost, "")
+            self.events.append(Event(self.tick(), self.number, size, full))
         return self.number, size
-
-    def innermost(self) -> list[str]:
-        """The region that code is in, without the name of its module."""
-        return [self.regions[-1].split(" (")[0]] if self.regions else []
 
     def give_back(self, number: int, size: int) -> None:
         """The end of an allocation."""
@@ -189,7 +186,7 @@ class Tracer(private.Mode):
         history = History(self.events, self.boundaries)
         windows = history.windows()
         steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
-        peaks = {}
+        peaks: dict[tuple[int, str], int] = {}
         for window in windows:
             if window.step in steady and window.moment in MOMENTS:
                 key = window.step, window.moment
