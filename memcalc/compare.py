@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memcalc.estimate import REHEARSED, Estimate, Rehearsal, estimate
+from memcalc.estimate import REHEARSED, Estimate, Rehearsed, estimate
 from memcalc.ledger import skeleton
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
@@ -100,12 +100,12 @@ def compare_run(folder: Path) -> Comparison:
     return compare(estimate(measurement.plan, rehearsal=_rehearsed(folder)), measurement)
 
 
-def _rehearsed(folder: Path) -> Rehearsal | None:
+def _rehearsed(folder: Path) -> Rehearsed | None:
     """The rehearsal that launch left beside a run of a module, whose activations no ledger knows."""
     path = folder / REHEARSAL
     if not path.exists():
         return None
-    return Rehearsal(timeline=RankMeasurement.from_json(path, str(path)).timeline, remarks=(REHEARSED,), sure=True)
+    return Rehearsed(timeline=RankMeasurement.from_json(path, str(path)).timeline, remarks=(REHEARSED,), sure=True)
 
 
 def compare(estimated: Estimate, measured: Measurement) -> Comparison:

@@ -26,14 +26,29 @@ from memcalc.reserved import Range, replayed, reserved_range
 from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Timeline
 from memcalc.units import format_both
 
-__all__ = ["REHEARSED", "Estimate", "Rehearsal", "estimate", "holding_gpus", "host_bytes", "usable_bytes", "verdict"]
+__all__ = [
+    "GUESSED",
+    "REHEARSED",
+    "Estimate",
+    "Rehearsed",
+    "estimate",
+    "holding_gpus",
+    "host_bytes",
+    "usable_bytes",
+    "verdict",
+    "with_workspaces",
+]
 
 
+GUESSED = (
+    "its code asks for the values of tensors ({} times), which a rehearsal has not: each was taken for 1, and what other "
+    "values would take is not counted"
+)
 REHEARSED = "rehearsed: two steps of its own code, strategy and optimizer on tensors without values"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rehearsal:
+class Rehearsed:
     """What a rehearsal of the plan's own code gave."""
 
     timeline: Timeline | None
@@ -83,7 +98,7 @@ class Estimate:
         }
 
 
-def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsal | None = None) -> Estimate:
+def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None = None) -> Estimate:
     """Estimate one plan: its fullest rank, in a pipeline on the ``stage`` asked for or on the fullest.
 
     A ``rehearsal`` takes the place of the ledger.
@@ -97,7 +112,7 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsal | None =
         stage, bones = fullest(plan) if stage is None else (stage, skeleton(plan, stage))
         timeline = bones.at(plan.micro_batch)
     else:
-        stage, timeline = 0, _with_workspaces(plan, rehearsal.timeline)
+        stage, timeline = 0, with_workspaces(plan, rehearsal.timeline)
     peak, gpu = timeline.peak(), plan.gpu_row
     capacity = gpu.usable_bytes - outside(plan, gpu).point if gpu else None
     held = None if plan.device == "cpu" else replayed(plan, timeline)
@@ -114,14 +129,14 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsal | None =
         device=device,
         host=host,
         parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
-        verdict=verdict(plan, device, gpu, rehearsal),
+        verdict=verdict(plan, device, gpu, sure=rehearsal is not None and rehearsal.sure),
         assumptions=tuple(
             assumptions(plan, reserved, stage=stage, uncounted=uncounted, host=host, rehearsal=rehearsal)
         ),
     )
 
 
-def _with_workspaces(plan: Plan, timeline: Timeline) -> Timeline:
+def with_workspaces(plan: Plan, timeline: Timeline) -> Timeline:
     """A rehearsal's timeline with what cuBLAS holds beside all tensors."""
     held = workspaces(plan)
     first, count = len(timeline.names), len(held)
@@ -158,14 +173,14 @@ def host_bytes(plan: Plan, allocated: int) -> int:
     return plan.micro_batch * (2 * tokens if tokens else features) + counters + paged + offloaded
 
 
-def verdict(plan: Plan, device: Range, gpu: Gpu | None, rehearsal: Rehearsal | None = None) -> str:
-    """Does it fit? ``tight`` is between the bounds; what was not counted can only be refuted."""
+def verdict(plan: Plan, device: Range, gpu: Gpu | None, *, sure: bool = False) -> str:
+    """Does it fit? ``tight`` is between the bounds; what was not counted can only be refuted, unless a rehearsal is ``sure``."""
     if gpu is None:
         return "unknown"
     usable = usable_bytes(plan, gpu)
     if device.low > usable:
         return "does-not-fit"
-    if not (_activations_known(plan) or (rehearsal is not None and rehearsal.sure)):
+    if not (_activations_known(plan) or sure):
         return "unknown"
     return "fits" if device.high <= usable else "tight"
 
@@ -209,7 +224,7 @@ def compiled(plan: Plan) -> str:
 
 
 def assumptions(
-    plan: Plan, reserved: Range, *, stage: int, uncounted: int, host: int, rehearsal: Rehearsal | None = None
+    plan: Plan, reserved: Range, *, stage: int, uncounted: int, host: int, rehearsal: Rehearsed | None = None
 ) -> list[str]:
     """What the estimate takes for granted, in sentences; ``uncounted`` is what blocks hold beside their tensors, ``host``
     what one rank holds there."""

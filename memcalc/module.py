@@ -114,8 +114,10 @@ def by_transformers(error: UnknownModelType, *, shape: tuple[int, ...] = (), tok
     return describe(error.path, shape=shape, tokens=tokens)
 
 
-def rehearse(plan: Plan, *, timeout: float = TIMEOUT_SECONDS) -> tuple[RankMeasurement, int]:
-    """The second step of the plan's module on its first rank, by its own code on tensors without values, in a child.
+def rehearse(
+    plan: Plan, *, rank: int = 0, device: str = "fake", timeout: float = TIMEOUT_SECONDS
+) -> tuple[RankMeasurement, int]:
+    """The second step of the plan's module on one rank, by its own code on tensors without values, in a child.
 
     The number is how often the code asked for the value of a tensor in its forward pass and was given a 1. Raises
     InputError in one line where it cannot be rehearsed.
@@ -123,7 +125,12 @@ def rehearse(plan: Plan, *, timeout: float = TIMEOUT_SECONDS) -> tuple[RankMeasu
     with tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
         path = Path(folder) / "plan.json"
         plan.save(path)
-        found = run_child("trainers.module", ["--rehearse", str(path)], what=plan.model.name, timeout=timeout)
+        found = run_child(
+            "trainers.module",
+            ["--rehearse", str(path), "--rank", str(rank), "--device", device],
+            what=plan.model.name,
+            timeout=timeout,
+        )
     return RankMeasurement.from_json(found["measurement"], "rehearsal"), int(found["guessed"])
 
 

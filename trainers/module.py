@@ -135,13 +135,13 @@ _WORDS = {
 }
 
 
-def rehearsed(path: Path) -> dict[str, Any]:
-    """What the module's own code takes in the plan of a file, for the first rank, which never has less than another."""
+def rehearsed(path: Path, rank: int, device: str) -> dict[str, Any]:
+    """What the module's own code takes in the plan of a file, on one rank."""
     plan = Plan.load(path)
     tracer = Tracer(plan.device, STEPS - 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what torch's own code does with tensors that have no values
-        found = rehearse(plan, tracer=tracer)
+        found = rehearse(plan, rank=rank, device=device, tracer=tracer)
     return {"measurement": found.to_json(), "guessed": tracer.guessed}
 
 
@@ -152,13 +152,25 @@ def rehearsed(path: Path) -> dict[str, Any]:
 @click.option("--shape", default="[]")
 @click.option("--tokens", type=int, default=0)
 @click.option("--rehearse", "planned", type=click.Path(path_type=Path), help="A plan to rehearse instead.")
+@click.option("--rank", type=int, default=0)
+@click.option("--device", default="fake")
 @click.option("--result", type=click.Path(path_type=Path), required=True)
-def main(factory: str, sample: str, wrap: str, shape: str, tokens: int, planned: Path | None, result: Path) -> None:
+def main(
+    factory: str,
+    sample: str,
+    wrap: str,
+    shape: str,
+    tokens: int,
+    planned: Path | None,
+    rank: int,
+    device: str,
+    result: Path,
+) -> None:
     """Leave a Model as JSON in RESULT, or a rehearsal, or the one line of an error."""
     found: dict[str, Any]
     try:
         if planned is not None:
-            found = rehearsed(planned)
+            found = rehearsed(planned, rank, device)
         else:
             model = describe(factory, sample=sample, wrap=wrap, shape=tuple(json.loads(shape)), tokens=tokens)
             found = dataclasses.asdict(model)

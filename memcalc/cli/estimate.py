@@ -18,7 +18,7 @@ from memcalc.tables import FORMATS
 from memcalc.units import format_both, format_count
 
 if TYPE_CHECKING:
-    from memcalc.estimate import Rehearsal
+    from memcalc.estimate import Rehearsed
 
 __all__ = ["command", "rehearsed"]
 
@@ -104,25 +104,19 @@ def _plan(plan_file: Path | None, words: dict[str, Any]) -> Plan:
     return plan
 
 
-def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsal | None:
+def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsed | None:
     """A rehearsal of the plan's module, whose code was named; None where it was not."""
-    from memcalc.estimate import REHEARSED, Rehearsal
+    from memcalc.estimate import GUESSED, REHEARSED, Rehearsed
     from memcalc.module import TIMEOUT_SECONDS, rehearse
 
     own = plan.model.module
     if words.get("module") is None and not own.factory.endswith(".json"):
         return None
     if not plan.micro_batch:
-        return Rehearsal(timeline=None)
+        return Rehearsed(timeline=None)
     try:
         measured, guessed = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
     except InputError as error:
-        return Rehearsal(timeline=None, remarks=(f"activations are not counted: it cannot be rehearsed ({error})",))
-    remarks = (REHEARSED, _GUESSED.format(guessed)) if guessed else (REHEARSED,)
-    return Rehearsal(timeline=measured.timeline, remarks=remarks, sure=not guessed)
-
-
-_GUESSED = (
-    "its code asks for the values of tensors ({} times), which a rehearsal has not: each was taken for 1, and "
-    "what other values would take is not counted"
-)
+        return Rehearsed(timeline=None, remarks=(f"activations are not counted: it cannot be rehearsed ({error})",))
+    remarks = (REHEARSED, GUESSED.format(guessed)) if guessed else (REHEARSED,)
+    return Rehearsed(timeline=measured.timeline, remarks=remarks, sure=not guessed)
