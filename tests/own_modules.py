@@ -86,7 +86,7 @@ class Losing(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layer = nn.Linear(6, 6)
+        self.layer = nn.Linear(48, 48)
 
     def forward(self, x: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
         made = self.layer(x) * scale
@@ -148,7 +148,7 @@ def samples(count: int) -> tuple[dict[str, Tensor], Tensor]:
 
 
 def losing_samples(count: int) -> dict[str, object]:
-    return {"x": torch.randn(count, 6), "scale": 2.0}
+    return {"x": torch.randn(count, 48), "scale": 2.0}
 
 
 def noisy() -> nn.Module:

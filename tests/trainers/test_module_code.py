@@ -85,7 +85,7 @@ def test_weights_of_other_dtypes_keep_them() -> None:
 
 @pytest.mark.parametrize(
     ("name", "sample", "loss", "features"),
-    [("Stack", "samples", "cross-entropy", 12), ("Losing", "losing_samples", "own", 6)],
+    [("Stack", "samples", "cross-entropy", 12), ("Losing", "losing_samples", "own", 48)],
 )
 def test_samples_are_made_by_a_callable(name: str, sample: str, loss: str, features: int) -> None:
     model = described(name, sample=sample)
