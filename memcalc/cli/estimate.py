@@ -19,6 +19,7 @@ from memcalc.units import format_both, format_count
 
 if TYPE_CHECKING:
     from memcalc.estimate import Rehearsed
+    from memcalc.timeline import Timeline
 
 __all__ = ["command", "rehearsed"]
 
@@ -75,17 +76,21 @@ def command(
     if save_plan is not None:
         plan.save(save_plan)
     if explain and format in ("csv", "json"):
-        click.echo(explanation(plan, format))
+        click.echo(explanation(plan, format, _timeline(rehearsal)))
     elif format == "json":
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
         click.echo(summary(found, format))
         if explain:
-            click.echo("\n" + explanation(plan, format))
+            click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
     if check and plan.gpu_row is not None and found.verdict == "does-not-fit":
         needed, there = format_both(found.device.low), format_both(usable_bytes(plan, plan.gpu_row))
         click.echo(f"memcalc: does not fit: it needs at least {needed}, {plan.gpu} has {there}", err=True)
         raise click.exceptions.Exit(1)
+
+
+def _timeline(rehearsal: Rehearsed | None) -> Timeline | None:
+    return None if rehearsal is None else rehearsal.timeline
 
 
 def _plan(plan_file: Path | None, words: dict[str, Any]) -> Plan:
