@@ -87,7 +87,7 @@ class Model:
     """Blocks, counted from 0, that have one MLP of width ``dense_ffn`` in the place of experts."""
     dense_ffn: int = 0
     stacked: bool = False
-    """All experts of a block are three-dimensional tensors, gate and up in one; else each has matrices of its own."""
+    """Experts of a block are slices of two tensors, gate and up in one of them (transformers from 5 on)."""
     wide_router: bool = False
     """The router multiplies in float32, whatever the model's dtype."""
     vocab: int = 0
@@ -109,10 +109,21 @@ class Model:
     """Each layer of an MLP is normalised over the batch."""
     features: int = 0
     """Elements of one input sample, for models that do not read tokens."""
+    position_offset: int = 0
+    """Rows of the position table that no token takes; they come first (RoBERTa)."""
     classes: int = 0
     """Outputs of a classifier; a BERT that has any says one class a sequence instead of masked words."""
+    head: str = ""
+    """What a BERT or ViT ends in, where not in words or one class: ``pretraining`` (words, and whether the next sentence
+    follows), ``tokens`` (a class of each token), ``spans`` (scores of a beginning and an end), ``replaced`` (which tokens
+    are not the text's), ``pooled`` or ``bare`` (nothing but the pooled first place, or the place itself)."""
     decoder_layers: int = 0
     """Blocks of a decoder that reads what an encoder of ``layers`` blocks made."""
+    decoder_heads: int = 0
+    """Heads of the decoder's attention, where they are not the encoder's; its MLPs are ``decoder_ffn`` wide."""
+    decoder_ffn: int = 0
+    encoder_tokens: int = 0
+    """Positions of an encoder that reads frames of sound, two frames each (Whisper)."""
     decoder_tokens: int = 0
     """Tokens of the decoder's sequence, where it is not as long as the encoder's."""
     buckets: int = 0
@@ -127,6 +138,8 @@ class Model:
     """Which parts have a bias, of ``qkv``, ``out``, ``mlp``, ``head`` and ``norm`` (families llama and decoder)."""
     fused_qkv: bool = False
     """Query, key and value are one product."""
+    separate_qkv: bool = False
+    """Query, key and value are three products (a ViT as transformers has it; timm's and torchvision's are one)."""
     fused_gate_up: bool = False
     """Both products of a gated MLP's input are one (Phi 3)."""
     qk_norm: bool = False
@@ -146,6 +159,8 @@ class Model:
     """``rotary``, ``learned`` or ``alibi``, a bias by distance; blank is ``rotary`` (family decoder)."""
     rotary_dim: int = 0
     """How much of a head's width is rotated; 0 is all of it."""
+    head_major: bool = False
+    """Rotated queries lie head by head in memory, and so does what flash attention makes of them, which is copied."""
     side_by_side: int = 0
     """Norms of a block whose attention and MLP both read its input, 1 or 2; 0 where they follow each other."""
     post_norm: bool = False
@@ -160,6 +175,12 @@ class Model:
     """Which are multiplied by a number, of ``embedding``, ``residual`` and ``logits``."""
     capped: tuple[str, ...] = ()
     """Which scores go through tanh, of ``attention`` and ``logits``."""
+    vision: Model | None = None
+    """The vision tower beside a text model, whose numbers the other fields say (family llava)."""
+    vision_layers: int = 0
+    """Blocks of the tower whose output is read; the rest run in vain."""
+    class_place: bool = False
+    """The tower's class token is one of the places that the text model gets."""
     notes: tuple[str, ...] = ()
     """What was taken for granted when its numbers were read, in sentences."""
     parameters: int = 0
@@ -171,6 +192,8 @@ class Model:
 
     def __post_init__(self) -> None:
         check_types(self)
+        if self.vision is not None and self.vision.vision is not None:
+            raise PlanError(f"model {self.name}: its vision tower has a vision tower of its own")
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if isinstance(value, int) and value < 0:
@@ -182,11 +205,27 @@ class Model:
         return self.head_dim or self.hidden // max(self.heads, 1)
 
     @property
+    def uneven(self) -> bool:
+        """A head's value has another width than its key, which flash attention cannot take."""
+        return self.value_dim not in (0, self.head_width)
+
+    @property
     def written_out(self) -> bool:
         """Its scores are changed in a way that scaled_dot_product_attention cannot do without a bias of their size."""
         return self.positions == "alibi" or "attention" in self.capped
 
     @property
+    def says_words(self) -> bool:
+        """Its output is a score of each word of the vocabulary for each token."""
+        return bool(self.vocab) and not self.classes and self.head in ("", "pretraining")
+
+    @property
+    def answers_once(self) -> bool:
+        """Its output is one answer for a whole sample."""
+        return self.head in ("pooled", "bare") or (self.classes > 0 and not self.head)
+
+    @property
     def blocks(self) -> int:
         """Repeated parts, which can be checkpointed and sharded one by one."""
-        return self.layers + self.decoder_layers + sum(self.stages)
+        seen = self.vision.layers if self.vision is not None else 0
+        return self.layers + self.decoder_layers + sum(self.stages) + seen

@@ -49,7 +49,7 @@ __all__ = [
 # As people set PYTORCH_CUDA_ALLOC_CONF.
 ALLOCATORS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[64:8,256:4,>:1]")
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "bert", "vit", "t5", "mlp")
+DROPOUT = ("gpt2", "decoder", "bert", "vit", "t5", "mlp", "whisper", "mbart")
 
 
 @st.composite
@@ -109,7 +109,7 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
     if FAMILIES[model.family].opaque or FAMILIES[model.family].convolves or draw(st.booleans()):
         return Adapter()
     quantize = draw(st.sampled_from(["none", *QUANTISED]))
-    prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED
+    prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED and not model.kv_lora
     kind = draw(st.sampled_from(["lora", *["adapter-v2"] * prompted]))
     dropout = draw(st.sampled_from([0.0, 0.1]))
     lora = kind == "lora"
@@ -170,7 +170,7 @@ def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, plain:
 def checkpointings(draw: st.DrawFn, model: Model) -> Checkpointing:
     """What a checkpoint may keep, for models in which it can be told."""
     family = FAMILIES[model.family]
-    if family.opaque or family.sequences > 1:
+    if family.opaque or family.encodes:
         return Checkpointing()
     policies = [name for name in POLICIES if name != "core-attention" or model.heads]
     return Checkpointing(policy=draw(st.sampled_from(policies)), one_in=draw(st.integers(1, 3)))
@@ -219,7 +219,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    one_sequence = reads == "tokens" and FAMILIES[chosen.family].sequences == 1
+    encodes = FAMILIES[chosen.family].encodes
+    one_sequence = reads == "tokens" and not encodes
     whole = STRATEGIES[strategy].one_process or (STRATEGIES[strategy].zero_stage or 0) > 1
     layout = draw(pipelines(chosen)) if one_sequence and not whole else Layout()
     ranks *= layout.pipeline
@@ -237,13 +238,13 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
-    checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
-    tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
+    checkpoint_every = draw(st.integers(0, 2 if encodes else 3))
+    tokens = draw(st.integers(1, chosen.context - chosen.position_offset)) if reads == "tokens" else 0
     float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
-    reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
+    reentrant = bool(checkpoint_every) and not encodes and draw(st.booleans())
     away = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
-    loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
+    loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and chosen.says_words else Loss()
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
     if row.zero_stage is not None and (adapter.quantize != "none" or adapter.dtype != "weights"):
         adapter = Adapter()
@@ -262,7 +263,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         tokens=tokens,
         checkpoint_every=checkpoint_every,
         reentrant=reentrant,
-        attention=draw(st.sampled_from(attentions(device, precision, dropout)))
+        attention=draw(
+            st.sampled_from([k for k in attentions(device, precision, dropout) if k != "flash" or not chosen.uneven])
+        )
         if chosen.heads and not written_out and not chosen.written_out
         else "auto",
         dropout=dropout,
@@ -284,7 +287,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
                 update.in_backward,
                 adapter,
                 precision,
-                chosen.tied or FAMILIES[chosen.family].sequences > 1,
+                chosen.tied or encodes,
             )
         ),  # fmt: skip
         deepspeed=draw(deepspeeds(strategy)),

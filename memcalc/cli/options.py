@@ -150,6 +150,7 @@ _HEADINGS = {
     "fsdp": "FSDP", "deepspeed": "DeepSpeed", "offload": "Offload",
     "checkpointing": "Selective checkpointing",
     "startup": "Before the first step",
+    "frozen": "Frozen parts",
 }  # fmt: skip
 
 
@@ -290,7 +291,7 @@ def build_plan(words: Words) -> Plan:
     fields = {field: words[field] for field in _PLAN if field in words}
     reads = FAMILIES[model.family].reads
     if reads == "tokens":
-        fields.setdefault("tokens", model.context)
+        fields.setdefault("tokens", model.context - model.position_offset)
     elif "tokens" in fields:
         raise InputError(f"--seq-len does not apply to {model.name}, which reads no tokens")
     if reads == "tokens" or model.features or model.layer_bytes or model.module.sample:

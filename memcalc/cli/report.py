@@ -59,10 +59,11 @@ def _title(found: Estimate, format: str) -> str:
 
 
 def _parameters(found: Estimate) -> str:
-    if not found.plan.adapter.freezes:
-        return f"{format_count(found.parameters)} parameters"
     every = sum(weight.numel for weight in found.plan.weights)
-    return f"{format_count(found.parameters)} of {format_count(every)} parameters trained ({found.plan.adapter.kind})"
+    if every == found.parameters:
+        return f"{format_count(found.parameters)} parameters"
+    how = f" ({found.plan.adapter.kind})" if found.plan.adapter.freezes else ""
+    return f"{format_count(found.parameters)} of {format_count(every)} parameters trained{how}"
 
 
 def _rows(found: Estimate) -> Iterator[Row]:

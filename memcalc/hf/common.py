@@ -110,9 +110,9 @@ def biases(values: Values, **parts: str) -> tuple[str, ...]:
 
 
 def rotated(values: Values) -> int:
-    """Elements of a head that rotary positions turn; 0 where it is all of them."""
+    """Elements of a head that rotary positions turn, in pairs; 0 where it is all of them."""
     width = values.get("head_dim") or values["hidden"] // values["heads"]
-    turned = int(width * values["rotary_share"])
+    turned = 2 * -(-int(width * values["rotary_share"]) // 2)
     return 0 if turned == width else turned
 
 
@@ -130,7 +130,7 @@ def decoder_fields(values: Values, **fields: Any) -> dict[str, Any]:
         found["head_dim"] = 0
     plain = found["activation"] == "silu" and set(found.get("biases", ())) <= {"qkv"}
     others = ("norm", "positions", "rotary_dim", "side_by_side", "post_norm", "embedding_norm", "scaled", "capped",
-              "fused_gate_up", "norm_after", "embedding_dim", "kv_lora")  # fmt: skip
+              "fused_gate_up", "head_major", "norm_after", "embedding_dim", "kv_lora")  # fmt: skip
     if plain and found.get("gated", True) and not any(found.get(field) for field in others):
         return {**found, "family": "llama", "gated": False, "activation": ""}
     return {"family": "decoder", **found}

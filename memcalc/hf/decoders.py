@@ -53,7 +53,9 @@ def _gemma2(values: Values, head: str, **fields: Any) -> dict[str, Any]:
 
 def _phi(values: Values, head: str) -> dict[str, Any]:
     turned = rotated(values) if "rotary_share" in values else values["rotary_dim"]
-    return decoder_fields(values, norm="layer", side_by_side=1, biases=(*EVERYWHERE, "head"), rotary_dim=turned)
+    return decoder_fields(
+        values, norm="layer", side_by_side=1, biases=(*EVERYWHERE, "head"), rotary_dim=turned, head_major=True
+    )
 
 
 def _caps(attention: float | None, logits: float | None) -> dict[str, Any]:
@@ -220,7 +222,7 @@ DECODERS = [
             "act": _ACT,
         },
         fields=lambda values, head: decoder_fields(
-            values, gated=True, fused_qkv=True, fused_gate_up=True, rotary_dim=rotated(values)
+            values, gated=True, fused_qkv=True, fused_gate_up=True, rotary_dim=rotated(values), head_major=True
         ),
         names=lambda model: LLAMA,
         notes=activation_notes,

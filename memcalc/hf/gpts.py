@@ -23,6 +23,10 @@ _OF_GPT2 = (
     "n_embd hidden_size, n_layer num_hidden_layers, n_head num_attention_heads, n_positions max_position_embeddings"
 )
 _GELU_NEW = {"act": text("activation_function", "gelu_new")}
+_IN_FLOAT32 = (
+    "transformers multiplies queries and keys in float32 where attention is written out (--attention eager), and keeps "
+    "float32 copies of both in 16-bit training, which are not counted"
+)
 _NORMED = {"norm": "layer", "biases": EVERYWHERE}
 
 _ENDS = {
@@ -102,7 +106,7 @@ GPTS = [
         },
         fields=lambda values, head: gpt_fields(values, norm="layer", side_by_side=1, biases=("mlp", "head", "norm")),
         names=lambda model: _GPT_J,
-        notes=activation_notes,
+        notes=lambda values: [*activation_notes(values), _IN_FLOAT32],
     ),
     ModelType(
         name="gpt_neo",
@@ -125,7 +129,7 @@ GPTS = [
             values, norm="layer", positions="learned", biases=("out", "mlp", "norm")
         ),
         names=lambda model: _GPT_NEO,
-        notes=activation_notes,
+        notes=lambda values: [*activation_notes(values), _IN_FLOAT32],
     ),
     ModelType(
         name="gpt_bigcode",

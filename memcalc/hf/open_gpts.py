@@ -88,6 +88,16 @@ def _falcon(values: Values, head: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def _attends(values: Values) -> list[str]:
+    """transformers/models/falcon/modeling_falcon.py, FalconAttention: a mask is always given, and one key/value head alone
+    is fewer than queries have, so that scaled_dot_product_attention takes neither flash nor, with one, any fused kernel."""
+    if values["alibi"]:
+        return []
+    one = not values["new"] and values["multi_query"] and values["heads"] > 1
+    which = "math" if one else "efficient"
+    return [f"transformers' own Falcon attends by the {which} kernel; --attention {which} counts what that keeps"]
+
+
 def _opt(values: Values, head: str) -> dict[str, Any]:
     if not values["affine"]:
         raise PlanError("layer_norm_elementwise_affine is false; LayerNorm without weights is not known")
@@ -122,6 +132,7 @@ OPEN_GPTS = [
             fused_qkv=True,
             side_by_side=2 if values["parallel"] else 0,
             rotary_dim=rotated(values),
+            head_major=True,
             biases=(*biases(values, bias="qkv out"), "mlp", "norm"),
         ),
         names=lambda model: _NEOX,
@@ -146,7 +157,7 @@ OPEN_GPTS = [
         },
         fields=_falcon,
         names=lambda model: _FALCON_40B if model.side_by_side == 2 else _BLOOM,
-        notes=activation_notes,
+        notes=lambda values: activation_notes(values) + _attends(values),
     ),
     ModelType(
         name="opt",

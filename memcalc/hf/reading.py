@@ -12,6 +12,7 @@ from memcalc.hf.keys import TRANSFORMERS, read_keys
 from memcalc.hf.paths import config_file, model_name
 from memcalc.hf.record import HfModel, ModelType
 from memcalc.hf.rows import TYPES
+from memcalc.hf.weight_files import is_index, of_file, of_index
 from memcalc.models import Model
 
 __all__ = ["UnknownModelType", "of_config", "read_config", "read_model"]
@@ -25,6 +26,11 @@ _SIZES = (
     "num_key_value_heads",
     "vocab_size",
 )
+
+
+# Ends of classes whose last layer has a row for each label.
+_LABELLED = ("Classification", "QuestionAnswering")
+_UNSAID = "the file names no architecture"
 
 
 class UnknownModelType(InputError):
@@ -44,14 +50,24 @@ class UnknownModelType(InputError):
 
 
 def read_model(path: str | Path) -> Model:
-    """The Model of a config.json, or of a folder that has one. Raises FileError and InputError, in one line."""
-    return read_config(path).model
+    """The Model of a config.json, or of a folder that has one; of files of weights one known by its size.
+
+    Raises FileError and InputError, in one line.
+    """
+    file = config_file(Path(path))
+    if file.suffix == ".safetensors":
+        return of_file(file, model_name(file))
+    found = read_json(file, str(file))
+    return of_index(found, file, model_name(file)) if is_index(found) else _of_json(found, file).model
 
 
 def read_config(path: str | Path) -> HfModel:
     """The same with the names that its tensors have in transformers."""
-    path = config_file(Path(path))
-    config = read_json(path, str(path))
+    file = config_file(Path(path))
+    return _of_json(read_json(file, str(file)), file)
+
+
+def _of_json(config: Any, path: Path) -> HfModel:
     if not isinstance(config, dict):
         raise FileError(f"{path}: expected an object as a config.json is one, found {shorten(config)}")
     return of_config(config, str(path), model_name(path))
@@ -62,12 +78,41 @@ def of_config(config: Mapping[str, Any], source: str, name: str) -> HfModel:
     row = _row(config, source)
     head, notes = _head(config, row, source)
     values, said = read_keys(row.keys, config, source, row.config)
+    if head.endswith(_LABELLED):
+        values["labels"], labelled = _labels(config, source)
+        said += labelled
+    for key, usual in row.parts.items():
+        part = _part(config, key, usual, source)
+        values[key] = part.model
+        said += [f"{key}: {note}" for note in part.model.notes if not note.startswith(_UNSAID)]
     try:
         fields = row.fields(values, head)
         notes += [*said, *row.notes(values), *_left_aside(config)]
         return HfModel(model=Model(name=name or row.name, notes=tuple(notes), **fields), row=row, head=head)
     except PlanError as error:
         raise FileError(f"{source}: {error}") from None
+
+
+def _part(config: Mapping[str, Any], key: str, usual: str, source: str) -> HfModel:
+    """The model that an object inside the config describes; nothing at all is one of defaults alone."""
+    found = config.get(key)
+    if found is not None and not isinstance(found, dict):
+        raise FileError(f"{source}: {key} is {shorten(found)}, which is not an object")
+    return of_config({"model_type": usual, **(found or {})}, f"{source}: {key}", key)
+
+
+def _labels(config: Mapping[str, Any], source: str) -> tuple[int, list[str]]:
+    """Classes of a classifier: names in id2label, or the count in num_labels, or two (configuration_utils.py)."""
+    names, number = config.get("id2label"), config.get("num_labels")
+    if names is not None and (not isinstance(names, dict) or not names):
+        raise FileError(f"{source}: id2label is {shorten(names)}, which is not an object with a name for each label")
+    if number is not None and (type(number) is not int or not 1 <= number <= 10**9):
+        raise FileError(f"{source}: num_labels is {shorten(number)}, which is not a whole number from 1 to 10**9")
+    if names is not None and number not in (None, len(names)):
+        raise FileError(f"{source}: num_labels {number} and the {len(names)} names in id2label contradict each other")
+    if names is not None:
+        return len(names), []
+    return (number, []) if number is not None else (2, ["the file names no labels; counted are 2, the usual number"])
 
 
 def _row(config: Mapping[str, Any], source: str) -> ModelType:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from memcalc.hf.keys import Key, Values
@@ -31,6 +31,9 @@ class ModelType:
     """Fields of the Model from what was read, and the class that was chosen. Raises InputError."""
     names: Callable[[Model], Names]
     """The ledger's weights as the module of transformers has them."""
+    parts: Mapping[str, str] = field(default_factory=dict)
+    """Keys that hold a config of their own, with the ``model_type`` it has when it says none; read, each is a Model among
+    the values."""
     notes: Callable[[Values], list[str]] = lambda values: []
     """What of the file is left aside or taken for granted."""
 
