@@ -31,6 +31,20 @@ SIZES = {
 }
 
 
+def test_c36_nested_files_are_counted_in_all_their_parts() -> None:
+    """jundot/omlx pull request 1448, intel/auto-round pull request 1958: only one part of a nested file was read.
+
+    The file of llava-hf/llava-1.5-7b-hf names no size of its language model at all.
+    """
+    model = read_model(Path(__file__).parent / "configs" / "llava-1.5-7b.json")
+    parts = {"vision": 0, "projector": 0, "text": 0}
+    for weight in Plan(model=model, tokens=1024, micro_batch=1).weights:
+        first = weight.name.split(".")[0]
+        parts[first if first in parts else "text"] += weight.numel
+    assert parts == {"vision": 303_507_456, "projector": 20_979_712, "text": 6_738_939_904}
+    assert sum(parts.values()) == 7_063_427_072
+
+
 @pytest.mark.parametrize("count", SIZES)
 @pytest.mark.parametrize("method", ["fp8", "compressed-tensors", "bitsandbytes"])
 def test_c37_quantised_files_are_counted_by_their_shapes(count: int, method: str, tmp_path: Path) -> None:
