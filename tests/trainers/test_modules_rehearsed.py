@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,28 @@ def test_adapters_of_peft_are_the_only_ones_trained() -> None:
     found = rehearse(plan)
     assert found.gradients == exact(plan, "gradients") == 4 * sum(weight.numel for weight in trained)
     assert found.optimizer == exact(plan, "optimizer")
+
+
+def test_a_type_that_only_transformers_knows_is_its_module_on_the_file(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    said = {
+        "model_type": "olmo", "architectures": ["OlmoForCausalLM"], "vocab_size": 256, "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
+        "torch_dtype": "bfloat16", "auto_map": {"AutoModel": "code--of.Repository"}, "quantization_config": {"bits": 4},
+    }  # fmt: skip
+    path.write_text(json.dumps(said))
+    model = module.describe(str(path), sample="", wrap="", shape=(), tokens=16)
+    config = transformers.OlmoConfig(**{key: said[key] for key in list(said)[2:8]})
+    real = transformers.OlmoForCausalLM(config)
+    expected = [(name, tuple(weight.shape)) for name, weight in real.named_parameters()]
+    assert [(weight.name, weight.shape) for weight in model.module.weights] == expected
+    assert {weight.dtype for weight in model.module.weights} == {""}
+    assert (model.layers, model.module.loss) == (2, "own")
+    found = rehearse(
+        Plan(model=model, tokens=16, micro_batch=2, ranks=2, strategy="fsdp-full-shard", checkpoint_every=1)
+    )
+    assert found.allocated_peak > found.parameters + found.optimizer
 
 
 @pytest.mark.parametrize(("name", "asked"), [("Stack", False), ("Branching", True)])
