@@ -212,12 +212,12 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if not self.plan.family.opaque:
+                if not self.plan.family.unplayed:
                     output = hooks.gather_outputs(output)
                 if self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
                 self.links.keep_logits(output)
-                loss = output if self.plan.family.opaque else loss_of(tape, self.local, output, self.batch[1])
+                loss = output if self.plan.family.unplayed else loss_of(tape, self.local, output, self.batch[1])
                 if self.plan.loss.converted:
                     wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
                     del wide
@@ -238,7 +238,7 @@ class _Step:
         node, slot = flight.output.node, flight.output.slot
         assert node is not None
         if part.last:
-            shape = (0,) if self.plan.family.opaque else ()
+            shape = (0,) if self.plan.family.unplayed else ()
             grads = [tape.allocate("gradient of the loss", shape, flight.output.dtype, "temporary", batched=False)]
         else:
             grads = self.links.receive_gradient(flight.kept)

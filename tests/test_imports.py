@@ -75,6 +75,7 @@ LAYERS = [
         "run_folder",
         "failure",
         "launch",
+        "module",
         "validate",
         "rehearsal",
         "confirmation",
@@ -87,7 +88,9 @@ ALLOWED = {
     "memcalc": {"click", "tabulate", "numpy", "memcalc"},
     "trainers": {"click", "numpy", "torch", "memcalc", "trainers"},
 }
-OPTIONAL = {"trainers": {"PIL", "safetensors", "tokenizers"}}  # imported inside the function that needs them
+OPTIONAL = {
+    "trainers": {"PIL", "safetensors", "tokenizers", "transformers"}
+}  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])
 

@@ -31,6 +31,7 @@ from trainers.backends import Prepared, prepare
 from trainers.batches import Batches, Source
 from trainers.checkpointing import checkpoint_blocks, want_input_gradients
 from trainers.models import build, criterion, dtype_of
+from trainers.models.module import call
 from trainers.preemption import Agreement
 from trainers.process import Process, Signals
 from trainers.weights import save_weights
@@ -201,7 +202,7 @@ class _Run:
             with contextlib.nullcontext() if last else prepared.accumulate():
                 with self.autocast():
                     at(step, "forward")
-                    output = prepared.model(self.inputs)
+                    output = call(prepared.model, self.inputs)
                     at(step, "loss")
                     if plan.loss.float32_output:
                         output = output.float()
@@ -246,7 +247,7 @@ class _Run:
             # Sharded models need every rank in every forward pass; one without samples left repeats one that does not count.
             inputs, targets = self.batches.at(rows if len(rows) else held[:1])
             with self.autocast():
-                loss = self.criterion(prepared.model(inputs), targets)
+                loss = self.criterion(call(prepared.model, inputs), targets)
             total += torch.stack([loss.double() * len(rows), torch.full_like(loss, len(rows), dtype=torch.float64)])
         dist.all_reduce(total)
         prepared.reshard()

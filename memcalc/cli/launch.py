@@ -13,11 +13,12 @@ from click.core import ParameterSource
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.kinds import File, Name, Whole
 from memcalc.compare import compare_run
-from memcalc.errors import FileError
+from memcalc.errors import FileError, InputError
 from memcalc.launch import Place, Run, check_place, launch, torchrun
 from memcalc.measurement import Measurement
+from memcalc.module import confirm_code, rehearse
 from memcalc.plan import Plan
-from memcalc.run_folder import continued, newest_checkpoint
+from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
 from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
@@ -53,6 +54,9 @@ of them share.
     "--resume",
     is_flag=True,
     help="Continue from the newest complete checkpoint in --out; options that are not given stay as they were.",
+)
+@click.option(
+    "--module", metavar="FILE:NAME", help="Run the code of your own that the plan names; a file alone never does."
 )
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)
@@ -104,6 +108,7 @@ def command(
     /,
     plan: Path,
     out: Path,
+    module: str | None,
     nodes: int | None,
     node_rank: int | None,
     rdzv: str,
@@ -117,6 +122,7 @@ def command(
     Ends with estimated against measured memory, the evaluation loss and where the checkpoint is.
     """
     what = Plan.load(plan)
+    confirm_code(what, module, f"memcalc launch {plan}")
     what = replace(what, nodes=nodes) if nodes else what
     # SLURM sets the node's number for any job; a plan for one node has no use for it.
     place = Place(node=(node_rank or 0) if what.nodes > 1 else 0, rendezvous=rdzv, restarts=max_restarts)
@@ -160,6 +166,11 @@ def run_and_show(plan: Plan, *, out: Path, training: Training, **how: Any) -> No
     if how.get("place", Place()).node:
         click.echo(f"done in {run.seconds:.1f} s; the first node shows what came of it")
         return
+    if plan.model.module.factory:
+        try:
+            rehearse(plan)[0].save(out / REHEARSAL)
+        except InputError as error:
+            click.echo(f"activations are not estimated: {error}")
     click.echo()
     try:
         comparison = compare_run(out)

@@ -10,7 +10,7 @@ import contextlib
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, MixedPrecision, ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy
 
 from memcalc.plan import Plan
 from trainers import optimizers
@@ -42,7 +42,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         model,
         device_mesh=hybrid_mesh(mesh, plan) if plan.strategy_row.replicates else mesh,
         sharding_strategy=_SHARDING[plan.strategy],
-        auto_wrap_policy=ModuleWrapPolicy({type(unit) for unit in units(model, plan)}),
+        auto_wrap_policy=CustomPolicy(set(units(model, plan)).__contains__),
         mixed_precision=policy,
         backward_prefetch=_PREFETCH[plan.fsdp.backward_prefetch],
         forward_prefetch=plan.fsdp.forward_prefetch,
