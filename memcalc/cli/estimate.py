@@ -8,6 +8,7 @@ from textwrap import fill
 
 import click
 
+from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
 from memcalc.errors import InputError
@@ -27,6 +28,7 @@ Examples:
   memcalc estimate --params 7b --optimizer adamw --optimizer-kind fused --precision bf16
   memcalc estimate --params 1e9 --adam --batch-size 32 --input-shape 224x224x3 --layers 5 --activation-per-layer 64KB
   memcalc estimate gpt2-xl --gpu t4 --check --format json
+  memcalc estimate gpt2-xl --config ds_config.json --gpus 8 --gpu v100-32gb
   memcalc estimate llama-3-8b --seq-len 4096 --precision bf16 --checkpointing full --adapter lora --quantize nf4-double --gpu rtx-4090
   memcalc estimate llama-3-8b --gpus 8 --strategy deepspeed-3 --precision bf16-master --offload-optimizer cpu --checkpointing full
   memcalc estimate megatron-22b --gpus 32 --tensor-parallel 8 --pipeline-parallel 2 --accumulation 8 --strategy megatron-distributed --precision bf16-master
@@ -43,6 +45,7 @@ SLOW = 2000
 
 @click.command("estimate", cls=Command, epilog=EXAMPLES)
 @plan_options
+@config_options
 @option("The answer", "--plan", "plan_file", type=File(), metavar="FILE", help="Estimate a saved plan instead.")
 @option("The answer", "--save-plan", type=File(), metavar="FILE", help="Save the plan, for --plan and memcalc launch.")
 @option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
@@ -51,8 +54,9 @@ SLOW = 2000
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
 @option("The answer", "--check", is_flag=True, help="Exit with 1 when the plan does not fit on --gpu.")
 def command(
-    plan_file: Path | None, save_plan: Path | None, format: str, explain: bool, check: bool, **words: object
-) -> None:
+    plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
+    check: bool, **words: object,
+) -> None:  # fmt: skip
     """Predict the peak memory of a training run on its fullest GPU.
 
     MODEL is a named model, whose numbers the options below change; or leave it out and give --params.
@@ -60,7 +64,7 @@ def command(
     from memcalc.cli.report import explanation, summary
     from memcalc.estimate import estimate, usable_bytes
 
-    plan = _plan(plan_file, words)
+    plan = _plan(plan_file, config, scale, words)
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
         click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
@@ -83,7 +87,13 @@ def command(
         raise click.exceptions.Exit(1)
 
 
-def _plan(plan_file: Path | None, words: dict[str, object]) -> Plan:
+def _plan(plan_file: Path | None, config: Path | None, scale: int | None, words: dict[str, object]) -> Plan:
+    if config is None:
+        refuse_without_config(scale)
+    elif plan_file is not None:
+        raise InputError(f"--plan {plan_file} and --config {config} both say what to estimate; leave one out")
+    else:
+        return configured(config, words, scale)[0]
     if plan_file is None:
         plan = build_plan(words)
         check_effect(words, plan)

@@ -20,7 +20,9 @@ from memcalc.precision import PRECISIONS
 from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["Command", "Words", "build_model", "build_plan", "check_effect", "given", "option", "plan_options"]
+__all__ = [
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+]  # fmt: skip
 
 Words = Mapping[str, Any]
 """What was typed, by parameter name; None where nothing was."""
@@ -165,6 +167,16 @@ def plan_options(command: Function) -> Function:
     knobs = [_of_group(group, knob) for group, cls in _GROUPS.items() for knob in dataclasses.fields(cls)]  # type: ignore[arg-type]
     for add in reversed([*_OPTIONS, *knobs]):
         command = add(command)
+    return command
+
+
+def beside_options(command: Function) -> Function:
+    """The same options for a command that has an argument of its own."""
+    plan_options(probe := lambda: None)
+    names = {param.name for param in getattr(command, "__click_params__", [])}
+    added = [param for param in probe.__click_params__ if isinstance(param, click.Option)]  # type: ignore[attr-defined]
+    assert not names & {param.name for param in added}
+    command.__click_params__ = [*getattr(command, "__click_params__", []), *added]  # type: ignore[attr-defined]
     return command
 
 

@@ -1,0 +1,42 @@
+"""The classes of a model's repeated blocks, by which FSDP files say what to wrap."""
+
+from __future__ import annotations
+
+from memcalc.configs.launch_file import LaunchFile
+from memcalc.errors import PlanError
+from memcalc.models import Model
+
+__all__ = ["block_classes", "check_block"]
+
+_BY_NAME = (
+    ("codellama", "LlamaDecoderLayer"), ("tinyllama", "LlamaDecoderLayer"), ("llama", "LlamaDecoderLayer"),
+    ("mistral", "MistralDecoderLayer"), ("mixtral", "MixtralDecoderLayer"), ("phi-3", "Phi3DecoderLayer"),
+    ("phi", "PhiDecoderLayer"), ("qwen2", "Qwen2DecoderLayer"), ("qwen3-30b", "Qwen3MoeDecoderLayer"),
+    ("qwen3", "Qwen3DecoderLayer"), ("gemma-2-", "Gemma2DecoderLayer"), ("gemma", "GemmaDecoderLayer"),
+    ("gpt-neox", "GPTNeoXLayer"), ("pythia", "GPTNeoXLayer"), ("gpt-j", "GPTJBlock"), ("falcon", "FalconDecoderLayer"),
+    ("opt", "OPTDecoderLayer"), ("bloom", "BloomBlock"), ("mpt", "MptBlock"), ("starcoder", "GPTBigCodeBlock"),
+    ("gpt2", "GPT2Block"), ("distilgpt2", "GPT2Block"), ("bert", "BertLayer"), ("vit", "ViTLayer"), ("t5", "T5Block"),
+    ("flan-t5", "T5Block"),
+)  # fmt: skip
+"""The first name a model's begins with decides (``_no_split_modules`` and the layers of transformers 4.57)."""
+
+
+def block_classes(model: Model) -> str:
+    """The class of transformers that a named model's blocks have; blank where it is not known.
+
+    >>> from memcalc.models import MODELS
+    >>> block_classes(MODELS["bert-base"]), block_classes(MODELS["mlp"])
+    ('BertLayer', '')
+    """
+    return next((name for prefix, name in _BY_NAME if model.name.startswith(prefix)), "")
+
+
+def check_block(file: LaunchFile, model: Model) -> None:
+    """Raises PlanError where a file wraps a class that is none of the model's blocks."""
+    wanted = [word.strip() for word in file.block_class.split(",") if word.strip()]
+    known = block_classes(model)
+    if wanted and known and known not in wanted:
+        raise PlanError(
+            f"{file.name} wraps {', '.join(wanted)}, which {model.name} does not have; its blocks are {known}: name that, "
+            "or leave the class out"
+        )
