@@ -125,7 +125,7 @@ def _fsdp(found: Checked, name: str, mixed: bool) -> dict[str, Any]:
     if sharded:
         fields |= {
             "fsdp.backward_prefetch": PREFETCH[
-                of("backward_prefetch", of("backward_prefetch_policy", "NOPREFETCH")).lower()
+                of("backward_prefetch", of("backward_prefetch_policy", "NO_PREFETCH")).lower()
             ],
             "fsdp.forward_prefetch": of("forward_prefetch", False),
             "fsdp.original_parameters": of("use_orig_params", True),  # the default of accelerate launch

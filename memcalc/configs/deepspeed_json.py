@@ -100,7 +100,7 @@ def _accumulates(found: Checked, precision: str, name: str) -> dict[str, Any]:
     if said is None:
         return {}
     if "float" in said.split(".") or said in ("fp32", "float32", "torch.float32"):
-        return {"deepspeed.grad_accum_dtype": "float32" if precision != "fp32" else "weights"}
+        return {"deepspeed.grad_accum_dtype": "float32"}
     if precision != AUTO and said.removeprefix("torch.") not in _DTYPES[precision]:
         raise FileError(f"{name}: data_types.grad_accum_dtype {said} is neither float32 nor what {precision} trains in")
     return {"deepspeed.grad_accum_dtype": "weights"}
@@ -124,9 +124,9 @@ def offloads(found: Checked, stage: int, name: str) -> dict[str, Any]:
             places[part] = "none"
         if places[part] == "nvme" and not found.get(f"{_ZERO}.offload_{part}.nvme_path"):
             raise FileError(f"{name}: {_ZERO}.offload_{part} to nvme needs nvme_path, a folder on the disk")
-        if places[part] == "none" and f"{_ZERO}.offload_{part}.device" not in found.values:
-            if idle := [key for key in found.values if key.startswith(f"{_ZERO}.offload_{part}.")]:
-                found.notes.append(f"{name}: {', '.join(idle)} changes nothing without a device")
+        idle = [key for key in found.values if key.startswith(f"{_ZERO}.offload_{part}.")]
+        if idle and places[part] == "none" and f"{_ZERO}.offload_{part}.device" not in idle:
+            found.notes.append(f"{name}: {', '.join(idle)} changes nothing without a device")
     fields: dict[str, Any] = {"offload.optimizer": places["optimizer"], "offload.parameters": places["param"]}
     pins = [found.get(f"{_ZERO}.offload_{part}.pin_memory", found.get(f"{_ZERO}.cpu_offload_use_pin_memory", True))
             for part, place in places.items() if place != "none"]  # fmt: skip
@@ -143,18 +143,26 @@ def _optimizer(found: Checked, name: str) -> dict[str, Any]:
     typed = found.get("optimizer.type")
     if typed is None:
         return {}
-    kind, params = (
-        typed.lower(),
-        {k.rpartition(".")[2]: v for k, v in found.values.items() if k.startswith("optimizer.params.")},
-    )
+    kind, prefix = typed.lower(), "optimizer.params."
+    params = {key.removeprefix(prefix): value for key, value in found.values.items() if key.startswith(prefix)}
     if strange := sorted(set(params) - set(_PARAMS["adam" if kind in _ADAMS else "other"])):
         raise FileError(f"{name}: optimizer.params.{strange[0]} is no parameter of {typed}; leave it out")
     decays = params.get("weight_decay", 0.0) not in (0, AUTO)
+    if decays:
+        found.notes.append(
+            f"{name}: optimizer.params.weight_decay {params['weight_decay']} is not used by memcalc's own runs"
+        )
     if kind in _ADAMS:
         # "optimizer name of Adam forces AdamW logic unless adam_w_mode is explicitly set" (runtime/engine.py)
         decoupled = kind == "adamw" or params.get("adam_w_mode", True)
         if kind == "adam" and decoupled:
             found.notes.append(f"{name}: optimizer Adam without adam_w_mode false is AdamW to DeepSpeed, and so here")
+        if "foreach" in params and not params.get("torch_adam"):
+            raise FileError(
+                f"{name}: optimizer.params.foreach is for torch's Adam; add torch_adam: true, or leave it out"
+            )
+        if kind == "adamw" and params.get("adam_w_mode") is False:
+            found.notes.append(f"{name}: optimizer.params.adam_w_mode false changes nothing: the type AdamW decides")
         walked = (
             "fused" if not params.get("torch_adam") else "for-loop" if params.get("foreach") is False else "foreach"
         )
