@@ -68,7 +68,7 @@ class Batch:
         trains = " or ".join(str(near) for near in (below, above) if near)
         most = min(train // part, 2 * ranks + 1024)
         counts = [count for count in range(1, most + 1) if train % (part * count) == 0]
-        cure = f", or {min(counts, key=lambda count: (abs(count - ranks), count)) * copies} GPUs" if counts else ""
+        cure = f", or {_gpus(min(counts, key=lambda count: (abs(count - ranks), count)) * copies)}" if counts else ""
         raise PlanError(
             f"{name}: train batch {train} does not divide over {called} {part} x {_ranks(ranks)}; "
             f"what would do: train batch {trains}{cure}"
@@ -81,9 +81,13 @@ class Batch:
             if train % others == 0:
                 found.append(f"{called} {train // others}")
         if train % (micro * rounds) == 0:
-            found.append(f"{train // (micro * rounds) * copies} GPUs")
+            found.append(_gpus(train // (micro * rounds) * copies))
         return found
 
 
 def _ranks(count: int) -> str:
     return f"{count} rank{'s' * (count > 1)}"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU{'s' * (count > 1)}"
