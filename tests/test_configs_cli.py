@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 from collections.abc import Callable
@@ -158,8 +159,20 @@ def test_the_scripts_say_nodes_and_ranks() -> None:
         allocator="expandable_segments:True",
     )
     text = sbatch(plan, Training(steps=7))
-    for part in ("--nodes=2", "--gpus-per-node=4", "--nnodes 2 --nproc-per-node 4", "--rdzv-backend c10d", "--steps 7",
-                 "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):  # fmt: skip
+    for part in (
+        "#SBATCH --nodes=2",
+        "#SBATCH --gpus-per-node=4",
+        "srun memcalc launch",
+        "--steps 7",
+        '--nodes 2 --rdzv "$head":"$port"',
+    ):
         assert part in text
     with pytest.raises(PlanError, match="for one machine, take --emit sbatch"):
         torchrun(plan, Training())
+    text = torchrun(dataclasses.replace(plan, nodes=1), Training(steps=7))
+    for part in (
+        "--nproc-per-node 8",
+        '-m trainers "$here"/plan.json "$out" --steps 7',
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+    ):
+        assert part in text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,11 @@ from click.core import ParameterSource
 
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.config import config_options, configured, refuse_without_config
-from memcalc.cli.kinds import File, Name
+from memcalc.cli.kinds import File, Name, Whole
 from memcalc.cli.options import Command, beside_options, given
 from memcalc.compare import compare_run
 from memcalc.errors import FileError, InputError
-from memcalc.launch import Run, launch
+from memcalc.launch import Place, Run, check_place, launch, torchrun
 from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
@@ -29,10 +31,15 @@ Examples:
   memcalc launch plan.json --data books/ --steps 1000 --checkpoint-every 100 --eval-every 100 --out run
   memcalc launch run/plan.json --steps 2000 --out run --resume
   memcalc launch gpt2-tiny --config fsdp_config.yaml --scale-to-ranks 2 --out run
+  memcalc launch plan.json --checkpoint-every 100 --max-restarts 3 --on-oom next --out run
+  memcalc launch plan.json --out /shared/run --nodes 2 --node-rank 0 --rdzv node0:29500    # and rank 1 on the other
+  memcalc launch plan.json --out run --dry-run
 
 With --config the argument is a model, and options of a plan may stand beside it: see memcalc estimate --help.
 The folder of a run holds plan.json, training.json, logs/, measured/, run.json, checkpoints/ and weights/.
-Ctrl-C stops all ranks; a second one kills them at once.
+Ctrl-C stops all ranks; a second one kills them at once. SIGTERM lets them save a checkpoint first (within
+25 s): the exit code is then 75, and --resume goes on as if nothing had been. Several nodes need a folder that all
+of them share.
 """
 
 
@@ -69,26 +76,74 @@ Ctrl-C stops all ranks; a second one kills them at once.
     show_default=True,
     help="How many first steps are metered: 0, or at least 2.",
 )
+@click.option(
+    "--keep-checkpoints", type=int, default=0, metavar="N", help="Keep the newest N checkpoints; 0: all of them."
+)
+@click.option(
+    "--max-restarts",
+    type=Whole(0),
+    default="0",
+    metavar="N",
+    help="Start the ranks again, at most N times, after one failed; they go on from the newest checkpoint.",
+)
+@click.option(
+    "--on-oom",
+    type=Name("choice", ("stop", "next")),
+    default="stop",
+    help="After running out of memory: stop, or go on with the next plan that should fit.",
+)
+@click.option("--nodes", type=Whole(), metavar="N", help="Machines the plan's ranks are spread over; else the plan's.")
+@click.option(
+    "--node-rank",
+    type=Whole(0),
+    metavar="R",
+    envvar="SLURM_NODEID",
+    help="Which of them this is, from 0; under srun it is known.",
+)
+@click.option(
+    "--rdzv", default="", metavar="HOST:PORT", help="Where the nodes meet: the first one, and a free port on it."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Only show the torchrun line of this node and, for several, the srun line."
+)
 @beside_options
 @click.pass_context
 def command(
-    ctx: click.Context, /, plan: Path | None, out: Path | None, config: Path | None, scale: int | None, **options: Any
+    ctx: click.Context,
+    /,
+    plan: Path | None,
+    out: Path | None,
+    config: Path | None,
+    scale: int | None,
+    nodes: int | None,
+    node_rank: int | None,
+    rdzv: str,
+    max_restarts: int,
+    on_oom: str,
+    dry_run: bool,
+    **options: Any,
 ) -> None:
-    """Train the plan in PLAN.json, or what --config says of MODEL, on this machine under torchrun.
+    """Train the plan in PLAN.json, or what --config says of MODEL, on this machine's GPUs or CPUs under torchrun.
 
     Ends with estimated against measured memory, the evaluation loss and where the checkpoint is.
     """
     typed = {name for name in options if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
-    trains = {field: options.pop(name) for name, field in _TRAINING.items()}
-    chosen = {field for name, field in _TRAINING.items() if name in typed}
-    what, found = _plan(plan, config, scale, options)
-    folder = found.pop("out", None)
-    if out is None and folder is None:
+    trains = {_FIELDS.get(name, name): options.pop(name) for name in _TRAINING}
+    chosen = {_FIELDS.get(name, name) for name in _TRAINING if name in typed}
+    what, found = _plan(plan, config, scale, {**options, "nodes": nodes})
+    out = out or found.pop("out", None)
+    if out is None:
         raise InputError("--out DIR is missing: a new folder for the run")
-    out = out or Path(folder)
-    trains |= {field: value for field, value in found.items() if field not in chosen}
+    trains |= {field: value for field, value in found.items() if field not in {*chosen, "out"}}
+    # SLURM sets the node's number for any job; a plan for one node has no use for it.
+    place = Place(node=(node_rank or 0) if what.nodes > 1 else 0, rendezvous=rdzv, restarts=max_restarts)
+    if dry_run:
+        file = plan if plan is not None and config is None else out / "plan.json"
+        click.echo(dry(what, Training(**trains), place, plan_file=file, out=out))
+        return
+    how: dict[str, Any] = {"place": place, "on_oom_next": on_oom == "next"}
     if not trains["resume"]:
-        run_and_show(what, out=out, training=Training(**trains))
+        run_and_show(what, out=out, training=Training(**trains), **how)
         return
     training, changed = continued(out, {field: trains[field] for field in chosen})
     if changed:
@@ -97,35 +152,58 @@ def command(
     if checkpoint is not None and checkpoint[0] >= training.steps:
         click.echo(f"already at step {checkpoint[0]}; give more --steps to go on")
         return
-    run_and_show(what, out=out, training=training)
+    run_and_show(what, out=out, training=training, **how)
 
 
-_TRAINING = {
-    "data": "data", "tokenizer": "tokenizer", "steps": "steps", "resume": "resume", "seed": "seed",
-    "learning_rate": "learning_rate", "clip": "clip", "eval_every": "eval_every", "save_every": "checkpoint_every",
-    "measure_steps": "measure_steps",
-}  # fmt: skip
-"""Options by name, and the fields of Training they are."""
+_TRAINING = (
+    "data", "tokenizer", "steps", "resume", "seed", "learning_rate", "clip", "eval_every", "save_every", "measure_steps",
+    "keep_checkpoints",
+)  # fmt: skip
+"""Options that say how to train, by their parameters' names."""
+_FIELDS = {"save_every": "checkpoint_every"}
+"""Those that Training calls otherwise."""
 
 
 def _plan(
     plan: Path | None, config: Path | None, scale: int | None, words: dict[str, Any]
 ) -> tuple[Plan, dict[str, Any]]:
-    """What to train, and what a launch file says of how."""
+    """What to train, and what a launch file says of how, its folder under ``out``."""
     if config is not None:
         model = None if plan is None else Name("model", MODELS).read(str(plan), "MODEL")
-        return configured(config, {**words, "model": model}, scale)
+        what, found = configured(config, {**words, "model": model}, scale)
+        return what, {name: Path(value) if name == "out" else value for name, value in found.items()}
     refuse_without_config(scale)
     if plan is None:
         raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")
+    nodes = words.pop("nodes")
     if said := [name.replace("_", " ") for name in given(words)]:
         raise InputError(f"{plan} says the whole plan; leave out: {', '.join(said)}")
-    return Plan.load(plan), {}
+    what = Plan.load(plan)
+    return replace(what, nodes=nodes) if nodes else what, {}
 
 
-def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
+def dry(plan: Plan, training: Training, place: Place, *, plan_file: Path, out: Path) -> str:
+    """The lines that would start the plan: torchrun's here, and what srun would call on every node."""
+    check_place(plan, place)
+    words = ["torchrun", *torchrun(plan, training, place, out)[3:]]  # what follows "python -m torch.distributed.run"
+    words[words.index(str(out / "plan.json"))] = str(plan_file)  # launch would write the other
+    allocator = ["env", f"PYTORCH_CUDA_ALLOC_CONF={plan.allocator}"] if plan.allocator else []
+    lines = [shlex.join([*allocator, *words])]
+    if plan.nodes > 1:
+        words = ["memcalc", "launch", str(plan_file), "--out", str(out), *training.arguments()]
+        words += ["--nodes", str(plan.nodes), "--rdzv", place.rendezvous]
+        words += ["--max-restarts", str(place.restarts)] if place.restarts else []
+        gpus = ["--gpus-per-node", str(plan.ranks // plan.nodes)] if plan.device == "cuda" else []
+        lines.append(shlex.join(["srun", "--nodes", str(plan.nodes), "--ntasks-per-node", "1", *gpus, *words]))
+    return "\n".join(lines)
+
+
+def run_and_show(plan: Plan, *, out: Path, training: Training, **how: Any) -> None:
     """Launch a plan with progress on the terminal, and show what came of it."""
-    run = launch(plan, out=out, training=training, show=click.echo)
+    run = launch(plan, out=out, training=training, show=click.echo, **how)
+    if how.get("place", Place()).node:
+        click.echo(f"done in {run.seconds:.1f} s; the first node shows what came of it")
+        return
     click.echo()
     try:
         comparison = compare_run(out)

@@ -171,13 +171,17 @@ def plan_options(command: Function) -> Function:
 
 
 def beside_options(command: Function) -> Function:
-    """The same options for a command that has an argument of its own."""
+    """The same options for a command with an argument of its own, but for those that it has already."""
     plan_options(probe := lambda: None)
-    names = {param.name for param in getattr(command, "__click_params__", [])}
-    added = [param for param in probe.__click_params__ if isinstance(param, click.Option)]  # type: ignore[attr-defined]
-    assert not names & {param.name for param in added}
-    command.__click_params__ = [*getattr(command, "__click_params__", []), *added]  # type: ignore[attr-defined]
+    added: list[click.Option] = [param for param in _params(probe) if isinstance(param, click.Option)]
+    names = {param.name for param in _params(command)}
+    command.__click_params__ = [*(param for param in added if param.name not in names), *_params(command)]  # type: ignore[attr-defined]
     return command
+
+
+def _params(command: Callable[..., Any]) -> list[click.Parameter]:
+    """Where click's decorators collect parameters, the last one first."""
+    return list(getattr(command, "__click_params__", []))
 
 
 def given(words: Words) -> dict[str, Any]:
