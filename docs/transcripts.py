@@ -20,7 +20,11 @@ from pathlib import Path
 __all__ = ["PAGES", "refreshed"]
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "strategies").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "strategies").glob("*.md")),
+]
 BLOCK = re.compile(r"^```console( machine)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIMEOUT = 180  # seconds for one command
 

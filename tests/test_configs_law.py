@@ -22,6 +22,7 @@ from memcalc.layout import Layout
 from memcalc.models import MODELS
 from memcalc.offload import Offload
 from memcalc.plan import Plan
+from memcalc.rates import schedule_text
 from memcalc.startup import Startup
 from memcalc.training import Training
 from memcalc.update import Update
@@ -186,3 +187,19 @@ def test_what_is_left_to_the_script_is_listed() -> None:
 
 def test_the_command_offers_every_format() -> None:
     assert OFFERED == EMITTED
+
+
+@pytest.mark.parametrize("format", ["fsdp", "deepspeed", "accelerate"])
+def test_how_to_train_is_read_back_where_the_format_says_it(format: str, tmp_path: Path) -> None:
+    schedule = schedule_text("WarmupLR", {"warmup_max_lr": 0.5, "warmup_num_steps": 7, "warmup_type": "linear"})
+    training = Training(learning_rate=0.25, clip=2.5, checkpoint_every=9, schedule=schedule)
+    strategy = "fsdp-full-shard" if format == "fsdp" else "deepspeed-1"
+    plan = Plan(model=MODELS["gpt2"], tokens=64, micro_batch=2, strategy=strategy, update=Update(clip=format != "fsdp"))
+    path = tmp_path / FORMATS[format].file
+    path.write_text(write(plan, format, training).text)
+    said = {
+        "fsdp": {"checkpoint_every": 9, "out": "./checkpoints"},
+        "deepspeed": {"learning_rate": 0.25, "clip": 2.5, "schedule": schedule},
+        "accelerate": {"clip": 2.5},
+    }
+    assert read(path).training == said[format]

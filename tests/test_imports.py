@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Lowest first: a module imports from its own row or from rows above it, never from a row below.
 LAYERS = [
     ["errors", "units", "files", "records"],
-    ["catalog"],
+    ["catalog", "rates"],
     ["precision", "quantised", "hardware", "timeline", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
     ["replay", "allocator_history"],

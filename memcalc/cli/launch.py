@@ -63,6 +63,9 @@ of them share.
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)
 @click.option(
+    "--schedule", default="", metavar="JSON", help="The learning rate by step, as a DeepSpeed file's scheduler says it."
+)
+@click.option(
     "--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them."
 )
 @click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
@@ -157,7 +160,7 @@ def command(
 
 _TRAINING = (
     "data", "tokenizer", "steps", "resume", "seed", "learning_rate", "clip", "eval_every", "save_every", "measure_steps",
-    "keep_checkpoints",
+    "keep_checkpoints", "schedule",
 )  # fmt: skip
 """Options that say how to train, by their parameters' names."""
 _FIELDS = {"save_every": "checkpoint_every"}

@@ -1,35 +1,31 @@
-"""DeepSpeed's JSON, read into a plan's fields and written from a plan."""
+"""DeepSpeed's JSON, read into a plan's fields."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from memcalc.configs.batch import Batch
 from memcalc.configs.deepspeed_table import TABLE
 from memcalc.configs.keys import AUTO, Checked, check
 from memcalc.configs.launch_file import LaunchFile
-from memcalc.deepspeed import DeepSpeed
-from memcalc.errors import FileError, PlanError, UnknownNameError
-from memcalc.offload import Offload
+from memcalc.errors import FileError, InputError, UnknownNameError
 from memcalc.optimizers import OPTIMIZERS
-from memcalc.plan import Plan
-from memcalc.training import Training
+from memcalc.rates import SCHEDULES, read_schedule, schedule_text
 
-__all__ = ["KNOBS", "PLACES", "SAYS", "offloads", "read", "render"]
+__all__ = ["ADAMS", "DTYPES", "KNOBS", "OTHERS", "PLACES", "SAYS", "ZERO", "read"]
 
-_ZERO = "zero_optimization"
+ZERO = "zero_optimization"
 KNOBS = {
     key: says.removeprefix("deepspeed.")
     for key, says in ((key, row.says) for key, row in TABLE.items())
-    if key.startswith(f"{_ZERO}.") and says.startswith("deepspeed.")
+    if key.startswith(f"{ZERO}.") and says.startswith("deepspeed.")
 }
 """Keys that are a field of the plan's group ``deepspeed`` as they stand (``overlap_comm`` in words of its own)."""
 PLACES = {
-    f"{_ZERO}.offload_optimizer.buffer_count": "optimizer_buffers",
-    f"{_ZERO}.offload_param.buffer_count": "parameter_buffers",
-    f"{_ZERO}.offload_param.buffer_size": "parameter_buffer_size",
-    f"{_ZERO}.offload_param.max_in_cpu": "max_in_cpu",
+    f"{ZERO}.offload_optimizer.buffer_count": "optimizer_buffers",
+    f"{ZERO}.offload_param.buffer_count": "parameter_buffers",
+    f"{ZERO}.offload_param.buffer_size": "parameter_buffer_size",
+    f"{ZERO}.offload_param.max_in_cpu": "max_in_cpu",
 }
 SAYS = frozenset(
     ("strategy", "precision", "micro_batch", "accumulation", "optimizer", "optimizer_kind", "update.l2", "update.clip",
@@ -38,8 +34,8 @@ SAYS = frozenset(
 )  # fmt: skip
 """Fields of the plan that such a file says; it leaves the others to the training script and its launcher."""
 
-_ADAMS = ("adam", "adamw")
-_OTHERS = {
+ADAMS = ("adam", "adamw")
+OTHERS = {
     "adagrad": "Adagrad", "adadelta": "Adadelta", "adamax": "Adamax", "asgd": "ASGD", "lion": "Lion", "nadam": "NAdam",
     "radam": "RAdam", "rmsprop": "RMSprop", "sgd": "SGD",
 }  # fmt: skip
@@ -49,30 +45,32 @@ _PARAMS = {
     "adam": (*_SHARED, "bias_correction", "torch_adam", "adam_w_mode", "foreach"),
     "other": (*_SHARED, "momentum", "nesterov", "foreach", "fused"),
 }
-_MOMENTUM = 0.9
-_DECAY = 0.01
-"""A usual weight decay; only that it is not 0 changes memory."""
-_DTYPES = {"bf16-master": ("bf16", "bfloat16"), "fp16-master": ("fp16", "float16", "half"), "fp32": ()}
+_MOMENTA = ("cycle_momentum", "cycle_min_mom", "cycle_max_mom", "decay_mom_rate")
+DTYPES = {"bf16-master": ("bf16", "bfloat16"), "fp16-master": ("fp16", "float16", "half"), "fp32": ()}
 
 
 def read(tree: Any, name: str) -> LaunchFile:
     """What a parsed file says. Raises FileError, naming the key."""
-    if isinstance(tree, dict) and isinstance(tree.get(_ZERO), bool):
-        raise FileError(f'{name}: {_ZERO} is true or false, a form DeepSpeed gave up; write {{"stage": 1}}')
+    if isinstance(tree, dict) and isinstance(tree.get(ZERO), bool):
+        raise FileError(f'{name}: {ZERO} is true or false, a form DeepSpeed gave up; write {{"stage": 1}}')
+    tree, unknown = _without_unknown_schedule(tree)
     found = check(tree, TABLE, name)
-    stage = found.get(f"{_ZERO}.stage", 0)
+    if unknown:
+        found.notes.append(f"{name}: scheduler {unknown} is none that memcalc's own runs know; they keep theirs")
+    stage = found.get(f"{ZERO}.stage", 0)
     if stage > 3:
-        raise FileError(f"{name}: {_ZERO}.stage {stage} does not exist; DeepSpeed has stages 0 to 3")
+        raise FileError(f"{name}: {ZERO}.stage {stage} does not exist; DeepSpeed has stages 0 to 3")
     precision = _precision(found, name)
     fields: dict[str, Any] = {"strategy": f"deepspeed-{stage}", "precision": precision}
     fields |= {f"deepspeed.{field}": found.values[key] for key, field in KNOBS.items() if key in found.values}
     if "deepspeed.overlap_comm" in fields:
         fields["deepspeed.overlap_comm"] = "on" if fields["deepspeed.overlap_comm"] else "off"
-    fields |= _accumulates(found, precision, name) | offloads(found, stage, name) | _optimizer(found, name)
+    fields |= _accumulates(found, precision, name) | _offloads(found, stage, name) | _optimizer(found, name)
     clip = found.get("gradient_clipping", 1.0)  # GRADIENT_CLIPPING_DEFAULT of deepspeed/runtime/constants.py
     clip = 1.0 if clip == AUTO else clip  # max_grad_norm of transformers' TrainingArguments
     fields["update.clip"] = clip > 0
     rate = found.get("optimizer.params.lr")
+    trains = _schedule(found, name) | ({"learning_rate": float(rate)} if rate not in (None, AUTO) else {})
     keys = {
         "train": "train_batch_size",
         "micro": "train_micro_batch_size_per_gpu",
@@ -83,8 +81,32 @@ def read(tree: Any, name: str) -> LaunchFile:
         name=name, format="deepspeed", fields=fields, notes=tuple(found.notes),
         batch=Batch(**{part: None if value == AUTO else value for part, value in said.items()}),
         batch_autos=tuple(keys[part] for part, value in said.items() if value == AUTO),
-        training={"clip": float(clip)} | ({"learning_rate": float(rate)} if rate not in (None, AUTO) else {}),
+        training={"clip": float(clip)} | trains,
     )  # fmt: skip
+
+
+def _without_unknown_schedule(tree: Any) -> tuple[Any, str]:
+    """DeepSpeed takes any schedule of torch.optim.lr_scheduler, whose parameters are not in the table."""
+    block = tree.get("scheduler") if isinstance(tree, dict) else None
+    kind = block.get("type") if isinstance(block, dict) else None
+    if isinstance(kind, str) and kind not in SCHEDULES:
+        return {key: value for key, value in tree.items() if key != "scheduler"}, kind
+    return tree, ""
+
+
+def _schedule(found: Checked, name: str) -> dict[str, str]:
+    kind, prefix = found.get("scheduler.type"), "scheduler.params."
+    params = {key.removeprefix(prefix): value for key, value in found.values.items() if key.startswith(prefix)}
+    if kind is None:
+        if params:
+            found.notes.append(f"{name}: scheduler.params change nothing without a type")
+        return {}
+    text = schedule_text(kind, {key: value for key, value in params.items() if key not in _MOMENTA})
+    try:
+        read_schedule(text, 1.0, 1)
+    except InputError as error:
+        raise FileError(f"{name}: {error}") from None
+    return {"schedule": text}
 
 
 def _precision(found: Checked, name: str) -> str:
@@ -101,18 +123,18 @@ def _accumulates(found: Checked, precision: str, name: str) -> dict[str, Any]:
         return {}
     if "float" in said.split(".") or said in ("fp32", "float32", "torch.float32"):
         return {"deepspeed.grad_accum_dtype": "float32"}
-    if precision != AUTO and said.removeprefix("torch.") not in _DTYPES[precision]:
+    if precision != AUTO and said.removeprefix("torch.") not in DTYPES[precision]:
         raise FileError(f"{name}: data_types.grad_accum_dtype {said} is neither float32 nor what {precision} trains in")
     return {"deepspeed.grad_accum_dtype": "weights"}
 
 
-def offloads(found: Checked, stage: int, name: str) -> dict[str, Any]:
+def _offloads(found: Checked, stage: int, name: str) -> dict[str, Any]:
     """Where optimizer and parameters go, and what DeepSpeed ignores of it, in notes."""
-    places = {part: found.get(f"{_ZERO}.offload_{part}.device", "none") for part in ("optimizer", "param")}
+    places = {part: found.get(f"{ZERO}.offload_{part}.device", "none") for part in ("optimizer", "param")}
     for old, part in (("cpu_offload", "optimizer"), ("cpu_offload_param", "param"), ("cpu_offload_params", "param")):
-        if found.get(f"{_ZERO}.{old}"):
+        if found.get(f"{ZERO}.{old}"):
             found.notes.append(
-                f"{name}: {_ZERO}.{old} is the old spelling of offload_{part}: {{device: cpu}}, taken as that"
+                f"{name}: {ZERO}.{old} is the old spelling of offload_{part}: {{device: cpu}}, taken as that"
             )
             places[part] = "cpu"
     for part, least in (("optimizer", 1), ("param", 3)):
@@ -122,13 +144,13 @@ def offloads(found: Checked, stage: int, name: str) -> dict[str, Any]:
                 f"stage {stage}"
             )
             places[part] = "none"
-        if places[part] == "nvme" and not found.get(f"{_ZERO}.offload_{part}.nvme_path"):
-            raise FileError(f"{name}: {_ZERO}.offload_{part} to nvme needs nvme_path, a folder on the disk")
-        idle = [key for key in found.values if key.startswith(f"{_ZERO}.offload_{part}.")]
-        if idle and places[part] == "none" and f"{_ZERO}.offload_{part}.device" not in idle:
+        if places[part] == "nvme" and not found.get(f"{ZERO}.offload_{part}.nvme_path"):
+            raise FileError(f"{name}: {ZERO}.offload_{part} to nvme needs nvme_path, a folder on the disk")
+        idle = [key for key in found.values if key.startswith(f"{ZERO}.offload_{part}.")]
+        if idle and places[part] == "none" and f"{ZERO}.offload_{part}.device" not in idle:
             found.notes.append(f"{name}: {', '.join(idle)} changes nothing without a device")
     fields: dict[str, Any] = {"offload.optimizer": places["optimizer"], "offload.parameters": places["param"]}
-    pins = [found.get(f"{_ZERO}.offload_{part}.pin_memory", found.get(f"{_ZERO}.cpu_offload_use_pin_memory", True))
+    pins = [found.get(f"{ZERO}.offload_{part}.pin_memory", found.get(f"{ZERO}.cpu_offload_use_pin_memory", True))
             for part, place in places.items() if place != "none"]  # fmt: skip
     if pins:
         fields["offload.pin_memory"] = any(pins)
@@ -145,14 +167,14 @@ def _optimizer(found: Checked, name: str) -> dict[str, Any]:
         return {}
     kind, prefix = typed.lower(), "optimizer.params."
     params = {key.removeprefix(prefix): value for key, value in found.values.items() if key.startswith(prefix)}
-    if strange := sorted(set(params) - set(_PARAMS["adam" if kind in _ADAMS else "other"])):
+    if strange := sorted(set(params) - set(_PARAMS["adam" if kind in ADAMS else "other"])):
         raise FileError(f"{name}: optimizer.params.{strange[0]} is no parameter of {typed}; leave it out")
     decays = params.get("weight_decay", 0.0) not in (0, AUTO)
     if decays:
         found.notes.append(
             f"{name}: optimizer.params.weight_decay {params['weight_decay']} is not used by memcalc's own runs"
         )
-    if kind in _ADAMS:
+    if kind in ADAMS:
         # "optimizer name of Adam forces AdamW logic unless adam_w_mode is explicitly set" (runtime/engine.py)
         decoupled = kind == "adamw" or params.get("adam_w_mode", True)
         if kind == "adam" and decoupled:
@@ -171,8 +193,8 @@ def _optimizer(found: Checked, name: str) -> dict[str, Any]:
             "optimizer_kind": walked,
             "update.l2": decays and not decoupled,
         }
-    if kind not in _OTHERS:
-        raise FileError(f"{name}: {UnknownNameError('optimizer.type', typed, ['Adam', 'AdamW', *_OTHERS.values()])}")
+    if kind not in OTHERS:
+        raise FileError(f"{name}: {UnknownNameError('optimizer.type', typed, ['Adam', 'AdamW', *OTHERS.values()])}")
     chosen = kind
     if kind in ("sgd", "rmsprop") and params.get("momentum"):
         chosen = "sgd-nesterov" if params.get("nesterov") and kind == "sgd" else f"{kind}-momentum"
@@ -180,64 +202,3 @@ def _optimizer(found: Checked, name: str) -> dict[str, Any]:
     if walked not in OPTIMIZERS[chosen].kinds:
         walked = OPTIMIZERS[chosen].kinds[0]
     return {"optimizer": chosen, "optimizer_kind": walked, "update.l2": decays and not OPTIMIZERS[chosen].decoupled}
-
-
-def render(plan: Plan, training: Training | None = None) -> str:
-    """The file that says a plan. Raises PlanError for what it has no words for."""
-    stage = plan.strategy_row.zero_stage
-    if stage is None:
-        raise PlanError(f"a DeepSpeed file cannot say strategy {plan.strategy}; it has: deepspeed-0 to deepspeed-3")
-    if plan.precision not in _DTYPES:
-        raise PlanError(f"a DeepSpeed file cannot say precision {plan.precision}; it has: {', '.join(_DTYPES)}")
-    training = training or Training()
-    tree: dict[str, Any] = {
-        "train_batch_size": plan.global_batch or AUTO,
-        "train_micro_batch_size_per_gpu": plan.micro_batch or AUTO,
-        "gradient_accumulation_steps": plan.accumulation,
-        "gradient_clipping": (training.clip or 1.0) if plan.update.clip else 0.0,
-        "fp16": {"enabled": plan.precision == "fp16-master"},
-        "bf16": {"enabled": plan.precision == "bf16-master"},
-        _ZERO: _zero(plan, stage),
-        "optimizer": _written(plan, training),
-    }
-    if plan.deepspeed.grad_accum_dtype == "float32":
-        tree["data_types"] = {"grad_accum_dtype": "fp32"}
-    return json.dumps(tree, indent=2) + "\n"
-
-
-def _zero(plan: Plan, stage: int) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": stage}
-    usual = DeepSpeed()
-    for key, field in KNOBS.items():
-        value = getattr(plan.deepspeed, field)
-        if value != getattr(usual, field):
-            zero[key.removeprefix(f"{_ZERO}.")] = value == "on" if field == "overlap_comm" else value
-    for part, place in (("optimizer", plan.offload.optimizer), ("param", plan.offload.parameters)):
-        if place == "none":
-            continue
-        block: dict[str, Any] = {"device": place, "pin_memory": plan.offload.pin_memory}
-        if place == "nvme":
-            block["nvme_path"] = "/local_nvme"
-        for key, field in PLACES.items():
-            if f"offload_{part}." in key and getattr(plan.offload, field) != getattr(Offload(), field):
-                block[key.rpartition(".")[2]] = getattr(plan.offload, field)
-        zero[f"offload_{part}"] = block
-    return zero
-
-
-def _written(plan: Plan, training: Training) -> dict[str, Any]:
-    params: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": _DECAY if plan.update.l2 else 0.0}
-    base, _, variant = plan.optimizer.partition("-")
-    if plan.optimizer in _ADAMS:
-        if plan.optimizer_kind != "fused":
-            params |= {"torch_adam": True} | ({"foreach": False} if plan.optimizer_kind == "for-loop" else {})
-        if plan.optimizer == "adam":
-            params["adam_w_mode"] = False
-        return {"type": "Adam" if plan.optimizer == "adam" else "AdamW", "params": params}
-    if base not in _OTHERS or variant not in ("", "momentum", "nesterov"):
-        known = ", ".join([*_ADAMS, *_OTHERS])
-        raise PlanError(f"a DeepSpeed file cannot say optimizer {plan.optimizer}; it has: {known}")
-    if variant:
-        params |= {"momentum": _MOMENTUM} | ({"nesterov": True} if variant == "nesterov" else {})
-    walked = {"fused": {"fused": True}, "for-loop": {"foreach": False}}.get(plan.optimizer_kind, {})
-    return {"type": _OTHERS[base], "params": params | walked}

@@ -15,13 +15,13 @@ _ZERO, _OPTIMIZER, _PARAM = (
     "zero_optimization.offload_optimizer",
     "zero_optimization.offload_param",
 )
-_PLACES = "none|cpu|nvme"
+_SCHEDULE, _PLACES = "scheduler.params", "none|cpu|nvme"
 _PRINTS = "only prints or profiles"
 _SAVES = "says how checkpoints are written or read"
 _STEADY = "loss scaling changes numbers, not sizes"
 _REMOVED = "was removed from DeepSpeed, which refuses it; leave it out"
 _UNCOUNTED = "changes what DeepSpeed holds in a way memcalc does not count; leave it out"
-_SCHEDULE = "a schedule changes the learning rate only, and memcalc's runs have their own"
+_MOMENTUM = "memcalc's runs leave momentum as it is"
 _ADAM = "a coefficient changes numbers, not sizes; memcalc's runs have torch's default"
 
 
@@ -181,8 +181,31 @@ TABLE: Table = {
     "optimizer.params.amsgrad": refused("DeepSpeed's FusedAdam refuses it; leave it out", False),
     "optimizer.params.max_grad_norm": refused("DeepSpeed refuses it; write gradient_clipping at the top", 0, 0.0),
     "scheduler": _block(),
-    "scheduler.type": neutral(_SCHEDULE, "text"),
-    "scheduler.params": neutral(_SCHEDULE),
+    "scheduler.type": training("schedule", "text"),
+    _SCHEDULE: _block(),
+    f"{_SCHEDULE}.warmup_min_lr": training("schedule", "number", auto=True),
+    f"{_SCHEDULE}.warmup_max_lr": training("schedule", "number", auto=True),
+    f"{_SCHEDULE}.warmup_num_steps": training("schedule", "whole", auto=True),
+    f"{_SCHEDULE}.warmup_type": training("schedule", "log|linear"),
+    f"{_SCHEDULE}.warmup_min_ratio": training("schedule", "number", auto=True),
+    f"{_SCHEDULE}.cos_min_ratio": training("schedule", "number", auto=True),
+    f"{_SCHEDULE}.total_num_steps": training("schedule", "whole", auto=True),
+    f"{_SCHEDULE}.cycle_min_lr": training("schedule", "number"),
+    f"{_SCHEDULE}.cycle_max_lr": training("schedule", "number"),
+    f"{_SCHEDULE}.decay_lr_rate": training("schedule", "number"),
+    f"{_SCHEDULE}.cycle_first_step_size": training("schedule", "whole"),
+    f"{_SCHEDULE}.cycle_second_step_size": training("schedule", "whole"),
+    f"{_SCHEDULE}.cycle_first_stair_count": training("schedule", "whole"),
+    f"{_SCHEDULE}.cycle_second_stair_count": training("schedule", "whole"),
+    f"{_SCHEDULE}.decay_step_size": training("schedule", "whole"),
+    f"{_SCHEDULE}.cycle_momentum": neutral(_MOMENTUM, "flag"),
+    f"{_SCHEDULE}.cycle_min_mom": neutral(_MOMENTUM, "number"),
+    f"{_SCHEDULE}.cycle_max_mom": neutral(_MOMENTUM, "number"),
+    f"{_SCHEDULE}.decay_mom_rate": neutral(_MOMENTUM, "number"),
+    f"{_SCHEDULE}.lr_range_test_min_lr": training("schedule", "number"),
+    f"{_SCHEDULE}.lr_range_test_step_size": training("schedule", "whole"),
+    f"{_SCHEDULE}.lr_range_test_step_rate": training("schedule", "number"),
+    f"{_SCHEDULE}.lr_range_test_staircase": training("schedule", "flag"),
     "tensor_parallel": refused("divides the model; leave it out and give --tensor-parallel"),
     "pipeline": refused("divides the model; leave it out and give --pipeline-parallel", {}),
     "expert_parallel": refused("divides the model; leave it out and give --expert-parallel"),

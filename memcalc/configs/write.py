@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from memcalc.configs import accelerate_write, accelerate_yaml, deepspeed_json, fsdp_yaml
+from memcalc.configs import accelerate_write, accelerate_yaml, deepspeed_json, deepspeed_write, fsdp_yaml
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.configs.settle import apply, settle
 from memcalc.configs.text import parse_text
@@ -54,7 +54,7 @@ FORMATS = {
     ),
     "deepspeed": Format(
         file="ds_config.json",
-        render=deepspeed_json.render,
+        render=deepspeed_write.render,
         read=deepspeed_json.read,
         says=lambda plan: deepspeed_json.SAYS,
     ),
