@@ -20,10 +20,12 @@ __all__ = ["FIRST_PROMPTED", "KINDS", "PROMPTED", "TARGETS", "Adapter"]
 
 KINDS = ("none", "lora", "adapter", "adapter-v2")
 # Leaf names of linear layers, as PEFT's target_modules; a dotted name tells layers of one leaf name apart.
-_QUERY_VALUE = ("q_proj", "v_proj", "c_attn", "query", "value", "q", "v", "qkv", "qkv_proj", "query_key_value")
+_QUERY_VALUE = (
+    "q_proj", "v_proj", "c_attn", "query", "value", "q", "v", "qkv", "qkv_proj", "query_key_value", "q_b_proj", "kv_b_proj",
+)  # fmt: skip
 _ATTENTION = (
     *_QUERY_VALUE, "k_proj", "o_proj", "key", "k", "o", "attn.c_proj", "attn.proj", "attention.output.dense",
-    "attention.dense", "self.out", "out_proj",
+    "attention.dense", "self.out", "out_proj", "q_a_proj", "kv_a_proj_with_mqa",
 )  # fmt: skip
 TARGETS = {"query-value": _QUERY_VALUE, "attention": _ATTENTION, "all-linear": ()}
 """Names for sets of layers; ``all-linear`` is every linear layer of a block, not the head (peft/tuners/tuners_utils.py,

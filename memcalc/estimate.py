@@ -185,6 +185,7 @@ def assumptions(plan: Plan, reserved: Range, *, stage: int, uncounted: int, host
         said.append(f"tensor parallel is {whose}, as the model's family is written")
     if plan.family.assumption:
         said.append(plan.family.assumption)
+    said.extend(plan.model.notes)
     if not _activations_known(plan):
         said.append("activations are not counted because no shape was given")
     if plan.gathers_unknown_layers:

@@ -19,6 +19,7 @@ from functools import partial
 
 from memcalc import ops
 from memcalc.adapted import adapting, prompting
+from memcalc.batch import Batch, make_batch
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.graph import Graph, Node, Tensor
@@ -42,7 +43,9 @@ __all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skel
 # Allocations on CUDA are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 CUDA_BLOCK = 512
 
-Batch = tuple[Tensor, Tensor]
+# SoftmaxBackward0 and LogSoftmaxBackward0 of torch/include/torch/csrc/autograd/generated/Functions.h, read in the wheels
+# of 1.10.2, where they hold self_ and result_, and of 1.11.0, where they hold result_ (pytorch pull request 65242).
+SOFTMAX_KEEPS_OUTPUT_ONLY_SINCE = (1, 11)
 
 
 def ledger(plan: Plan, stage: int | None = None) -> Timeline:
@@ -139,6 +142,7 @@ class _Step:
             reduces_in_place=plan.family.divides == "megatron",
         )
         tape.float8, tape.offloads = plan.compute.float8, plan.compute.offload_activations
+        tape.keeps_softmax_input = plan.torch_version < SOFTMAX_KEEPS_OUTPUT_ONLY_SINCE
         return tape
 
     def adapt(self) -> None:
@@ -189,20 +193,8 @@ class _Step:
 
     def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""
-        plan, tape = self.local, self.tape
-        if plan.family.reads == "tokens":
-            inputs, dtype = (plan.family.sequences * plan.tokens,), "int64"
-            targets = (1,) if plan.model.classes else (plan.tokens,)
-        else:
-            inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
         # One process takes the samples of all its GPUs, of which each replica sees its own.
-        times = plan.ranks if plan.strategy_row.one_process else 1
-        targets = (targets[0] * times,)
-        held = tape.allocate("inputs", (inputs[0] * times,), dtype, "inputs")
-        return (
-            Tensor(held, inputs, dtype, None),
-            Tensor(tape.allocate("targets", targets, "int64", "inputs"), targets, "int64", None),
-        )
+        return make_batch(self.tape, self.local, self.plan.ranks if self.plan.strategy_row.one_process else 1)
 
     def forward_pass(self, part: Stretch) -> _Flight:
         tape, hooks, flight = self.tape, self.hooks, _Flight()
@@ -232,6 +224,7 @@ class _Step:
                 if self.plan.keep_logits:
                     flight.kept.append(output.storage)
                 del output
+                tape.returned.clear()
                 flight.output = loss
             else:
                 flight.output = self.links.send(output, flight.kept)

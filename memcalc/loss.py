@@ -47,7 +47,7 @@ class Loss(Group):
             return
         if plan.strategy_row.one_process:
             raise PlanError(f"{plan.strategy} takes the plain loss of all outputs; leave the forms of the loss out")
-        if plan.family.reads != "tokens" or plan.model.classes:
+        if plan.family.reads != "tokens" or not plan.model.says_words:
             raise PlanError(f"{plan.model.name} has no vocabulary; the forms of the loss are for models of tokens")
         if self.chunk_head and not self.chunks:
             raise PlanError("chunk head: into how many chunks is not said; give --loss-chunks")

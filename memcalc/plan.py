@@ -163,7 +163,7 @@ class Plan:
     def kernel(self) -> str:
         """The attention kernel: for ``auto`` the first that scaled_dot_product_attention can use.
 
-        Flash is 16-bit only on CUDA and has no dropout on the CPU (aten/src/ATen/native/transformers/
+        Flash is 16-bit only on CUDA, has no dropout on the CPU, and takes values only as wide as keys (aten/src/ATen/native/transformers/
         cuda/sdp_utils.cpp and sdp_utils_cpp.cpp).
         """
         if self.attention != "auto" or self.family.written_out:
@@ -171,8 +171,8 @@ class Plan:
         if self.model.written_out:
             return "eager"
         if self.device == "cpu":
-            return "math" if self.dropout else "flash"
-        return "efficient" if self.precision_row.compute == "float32" else "flash"
+            return "math" if self.dropout or self.model.uneven else "flash"
+        return "efficient" if self.precision_row.compute == "float32" or self.model.uneven else "flash"
 
     @property
     def reduce_dtype(self) -> str:

@@ -42,8 +42,9 @@ def build(cls: type, fields: Any, source: str) -> Any:
         key: tuple(value) if key in tuples and isinstance(value, list) else value for key, value in fields.items()
     }
     for name, kind in _hints(cls).items():
-        if name in fields and dataclasses.is_dataclass(kind) and not isinstance(fields[name], kind):  # type: ignore[arg-type]
-            fields[name] = build(kind, fields[name], f"{source}: {name}")  # type: ignore[arg-type]
+        inner = _record(kind)
+        if name in fields and inner and not _is_a(fields[name], kind):
+            fields[name] = build(inner, fields[name], f"{source}: {name}")
         if name in fields and not _is_a(fields[name], kind):
             raise FileError(f"{source}: {name} is {_refusal(fields[name], kind)}")
     try:
@@ -57,6 +58,11 @@ def build(cls: type, fields: Any, source: str) -> Any:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+def _record(kind: Any) -> Any:
+    """The dataclass that a field holds, or may hold beside None; None where there is none."""
+    return next((part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)), None)
 
 
 def _is_a(value: Any, kind: Any) -> bool:

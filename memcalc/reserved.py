@@ -181,13 +181,22 @@ def _first_gradients(timeline: Timeline, construction: list[Event], body: list[E
 
 
 def _inheritance(timeline: Timeline, body: list[Event]) -> dict[int, int]:
-    """What a step frees without having made it: the ident, and that of its like which the step before has left."""
-    made = [ident for ident, delta in body if delta > 0]
-    freed = [ident for ident, delta in body if delta < 0]
+    """What a step frees without having made it: the ident, and that of its like which the step before has left.
+
+    Its like has its name, and its size where several have. In a ledger there always is one; what a real step frees for
+    good, like the empty gradients of before, has none.
+    """
+    made = {ident: delta for ident, delta in body if delta > 0}
+    freed = {ident: -delta for ident, delta in body if delta < 0}
     left = defaultdict(list)
-    for ident in sorted(set(made) - set(freed)):
+    for ident in sorted(made.keys() - freed.keys()):
         left[timeline.names[ident]].append(ident)
-    return {ident: left[timeline.names[ident]].pop(0) for ident in sorted(set(freed) - set(made))}
+    found = {}
+    for ident in sorted(freed.keys() - made.keys()):
+        if like := left[timeline.names[ident]]:
+            found[ident] = next((each for each in like if made[each] == freed[ident]), like[0])
+            like.remove(found[ident])
+    return found
 
 
 def _replaced(timeline: Timeline, body: list[Event], inherited: set[int]) -> dict[int, int]:

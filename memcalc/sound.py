@@ -34,8 +34,8 @@ def check_fields(plan: Plan) -> None:
     for field, known in choices.items():
         if getattr(plan, field) not in known:
             raise UnknownNameError(field.replace("_", " "), getattr(plan, field), known)
-    if plan.torch_version < (1, 12):
-        raise PlanError(f"torch {plan.torch} is older than 1.12, the oldest version memcalc knows")
+    if plan.torch_version < (1, 10):
+        raise PlanError(f"torch {plan.torch} is older than 1.10, the oldest version memcalc knows")
     # Looking a name up refuses an unknown one.
     _ = plan.strategy_row, plan.precision_row, plan.optimizer_row, plan.gpu_row, plan.family
     _ = plan.allocator_options

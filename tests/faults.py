@@ -30,6 +30,12 @@ class Fault:
 
 FAULTS = [
     Fault(
+        name="the softmax of torch 1.10 does not keep its input",
+        file="attention.py",
+        right="t.save(node, *([scores.storage] if t.keeps_softmax_input else []))",
+        wrong="t.save(node)",
+    ),
+    Fault(
         name="a linear layer does not keep its input",
         file="ops.py",
         right="t.save(node, *([factor.storage] if to_weight is not None else []), ",
@@ -136,6 +142,18 @@ FAULTS = [
         file="models/decoder.py",
         right='return (model.rotary_dim or model.head_width) if model.positions in ("", "rotary") else 0',
         wrong='return model.head_width if model.positions in ("", "rotary") else 0',
+    ),
+    Fault(
+        name="TorchScript's softmax keeps nothing of its input",
+        file="softmaxes.py",
+        right="t.save(node, masked, shares.storage)",
+        wrong="t.save(node, shares.storage)",
+    ),
+    Fault(
+        name="OPT's maximum of scores keeps nothing",
+        file="softmaxes.py",
+        right="t.save(node, scores.storage)",
+        wrong="pass",
     ),
     Fault(
         name="a bias of queries, keys and values is forgotten",

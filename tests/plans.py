@@ -49,7 +49,7 @@ __all__ = [
 # As people set PYTORCH_CUDA_ALLOC_CONF.
 ALLOCATORS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[64:8,256:4,>:1]")
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "bert", "vit", "t5", "mlp")
+DROPOUT = ("gpt2", "decoder", "bert", "vit", "t5", "mlp")
 
 
 @st.composite
@@ -109,7 +109,7 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
     if FAMILIES[model.family].opaque or FAMILIES[model.family].convolves or draw(st.booleans()):
         return Adapter()
     quantize = draw(st.sampled_from(["none", *QUANTISED]))
-    prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED
+    prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED and not model.kv_lora
     kind = draw(st.sampled_from(["lora", *["adapter-v2"] * prompted]))
     dropout = draw(st.sampled_from([0.0, 0.1]))
     lora = kind == "lora"
@@ -262,7 +262,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         tokens=tokens,
         checkpoint_every=checkpoint_every,
         reentrant=reentrant,
-        attention=draw(st.sampled_from(attentions(device, precision, dropout)))
+        attention=draw(
+            st.sampled_from([k for k in attentions(device, precision, dropout) if k != "flash" or not chosen.uneven])
+        )
         if chosen.heads and not written_out and not chosen.written_out
         else "auto",
         dropout=dropout,

@@ -118,6 +118,23 @@ def test_where_the_driver_puts_segments_decides_between_equal_blocks(tmp_path: P
     assert (found.peak_reserved, found.differs_at) == (24 * MIB, None)
 
 
+def test_the_lower_segment_may_be_the_younger_one(tmp_path: Path) -> None:
+    """Of two holes of 20 MiB the lower is filled. It was cut from 40 MiB, which are not free as one after that."""
+    recorder = Recorder()
+    elder, younger = recorder.use(20 * MIB), recorder.use(40 * MIB)
+    assert younger.address < elder.address
+    recorder.drop(younger)
+    lower, upper = recorder.use(20 * MIB), recorder.use(20 * MIB)
+    recorder.drop(elder)
+    recorder.drop(lower)
+    assert recorder.use(20 * MIB).address == lower.address
+    recorder.drop(upper)
+    recorder.use(40 * MIB)
+    found = replay_history(load_history(written(tmp_path, recorder.snapshot())))
+    # Addresses that ascend would have filled the elder segment and had 40 MiB free in the younger one.
+    assert (found.peak_reserved, found.differs_at) == ((20 + 40 + 40) * MIB, None)
+
+
 def test_a_block_that_waits_for_a_stream_is_active_and_not_allocated(tmp_path: Path) -> None:
     """record_stream: free_requested at once, free_completed when the other stream is done; nothing reuses it before."""
     recorder = Recorder()

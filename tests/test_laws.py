@@ -210,8 +210,9 @@ def test_kept_activations_are_linear_in_the_micro_batch(plan: Plan) -> None:
 @given(plans(model=token_models()))
 def test_kept_activations_are_linear_in_tokens_with_fused_attention(plan: Plan) -> None:
     plan = at_home(plan)
+    alike = plan.model.head_width if plan.model.kv_lora else 0  # flash takes values only as wide as keys
+    plan = replaced(plan, model=dataclasses.replace(plan.model, context=99, value_dim=alike))
     plan = replaced(plan, device="cpu", attention="flash" if not plan.dropout else "auto", dropout=0.0)
-    plan = replaced(plan, model=dataclasses.replace(plan.model, context=99))
     if plan.model.experts:  # whose every second product is of another expert, of other rows by rounding
         plan = replaced(plan, checkpointing=Checkpointing())
     one, two, three = (kept_activations(ledger(replaced(plan, tokens=s), 0)) for s in (8, 16, 24))
@@ -234,8 +235,9 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
     assert ledger(replaced(plan, model=deeper)).peak().bytes >= base
     wider = wider_model(model)
     assert ledger(replaced(plan, model=wider)).peak().bytes >= base
-    if plan.tokens and plan.tokens < model.context:
-        assert ledger(replaced(plan, tokens=plan.tokens + 1)).peak().bytes >= base
+    more = max(plan.loss.chunks, 1)  # 5 rows in 4 chunks are 3 of them, fewer than 4 rows make
+    if plan.tokens and plan.tokens + more <= model.context:
+        assert ledger(replaced(plan, tokens=plan.tokens + more)).peak().bytes >= base
 
 
 def deeper_model(model: Model, blocks: int) -> Model:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,7 +16,27 @@ from trainers import data
 from trainers.models import dtype_of
 from trainers.process import Process
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "Source"]
+
+
+class Source(Protocol):
+    """What the loop asks for samples."""
+
+    held_out: NDArray[np.int64]
+    """Samples that are evaluated and not trained on, by index."""
+
+    @property
+    def left_out(self) -> str:
+        """What is trained on in no epoch, in a sentence."""
+
+    def seek(self, step: int) -> None:
+        """A step begins."""
+
+    def get(self, step: int, micro: int) -> tuple[Any, Any]:
+        """Inputs and targets of one micro batch of a step."""
+
+    def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
+        """Inputs and targets of some samples."""
 
 
 class Batches:

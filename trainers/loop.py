@@ -8,12 +8,14 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 import memcalc
 from memcalc.errors import InputError
@@ -26,14 +28,17 @@ from memcalc.units import format_bytes
 from trainers import checkpoint, meters
 from trainers.adapters import add_adapters
 from trainers.backends import Prepared, prepare
-from trainers.batches import Batches
+from trainers.batches import Batches, Source
 from trainers.checkpointing import checkpoint_blocks, want_input_gradients
 from trainers.models import build, criterion, dtype_of
 from trainers.preemption import Agreement
 from trainers.process import Process, Signals
 from trainers.weights import save_weights
 
-__all__ = ["Moments", "mask_seed", "train"]
+__all__ = ["Moments", "Parts", "mask_seed", "train"]
+
+Criterion = Callable[[Any, Tensor], Tensor]
+"""Model output and targets to the loss."""
 
 _LOG_EVERY = 50  # steps between progress lines at most; each makes the loop wait for the device
 
@@ -55,6 +60,17 @@ class Moments:
         self(-1, "init")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What a run is put together from; a rehearsal brings some of its own."""
+
+    build: Callable[[Plan], nn.Module] = build
+    """The model, on the meta device."""
+    criterion: Callable[[Plan], Criterion] = criterion
+    batches: Callable[[Plan, Training, Process], Source] = Batches
+    meter: Callable[[torch.device, int], meters.Meter] = meters.make
+
+
 def train(
     plan: Plan,
     settings: Training,
@@ -64,6 +80,7 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     at: Moments | None = None,
     signals: Signals | None = None,
+    parts: Parts | None = None,
 ) -> Measurement:
     """Run a plan on the ranks that joined, writing files when ``out`` is given. Raises MemcalcError.
 
@@ -71,23 +88,23 @@ def train(
     """
     if plan.ranks != process.world:
         raise InputError(f"the plan is for {plan.ranks} ranks, but {process.world} were started")
-    batches = Batches(plan, settings, process)
-    at = at or Moments()
+    at, parts = at or Moments(), parts or Parts()
+    batches = parts.batches(plan, settings, process)
     resume = newest_checkpoint(out) if out is not None and settings.resume else None
     first = 0 if resume is None else resume[0]
     metered = min(first + settings.measure_steps, settings.steps)  # the step before which the meter is read
     if metered <= first or (resume is not None and out is not None and (out / "measured").exists()):
         metered = 0
     if metered:
-        at.meter = meters.make(process.device, metered - 1)
+        at.meter = parts.meter(process.device, metered - 1)
         at.outside()
-    model = build(plan)
+    model = parts.build(plan)
     add_adapters(model, plan)
     checkpoint_blocks(model, plan)
     want_input_gradients(model, plan)
     prepared = prepare(model, plan, process.mesh, settings.seed)
     del model
-    run = _Run(plan, settings, process, batches, prepared, out, say, at, metered, signals)
+    run = _Run(plan, settings, process, parts, batches, prepared, out, say, at, metered, signals)
     return run.run(resume[1] if resume else None)
 
 
@@ -102,12 +119,12 @@ def mask_seed(seed: int, step: int, rank: int) -> int:
 
 class _Run:
     def __init__(
-        self, plan: Plan, settings: Training, process: Process, batches: Batches, prepared: Prepared,
+        self, plan: Plan, settings: Training, process: Process, parts: Parts, batches: Source, prepared: Prepared,
         out: Path | None, say: Callable[[str], None], at: Moments, metered: int, signals: Signals | None,
     ) -> None:  # fmt: skip
         self.plan, self.settings, self.process, self.batches, self.prepared = plan, settings, process, batches, prepared
         self.out, self.say, self.at, self.metered, self.signals = out, say, at, metered, signals
-        self.criterion = criterion(plan)
+        self.criterion = parts.criterion(plan)
         precision, kind = plan.precision_row, process.device.type
         self.autocast: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         if precision.autocast and not prepared.casts_itself:

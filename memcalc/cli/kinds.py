@@ -12,9 +12,10 @@ import click
 
 from memcalc.catalog import Catalog
 from memcalc.errors import InputError, UnknownNameError, shorten
+from memcalc.hf.paths import config_path
 from memcalc.units import parse_bytes, parse_count
 
-__all__ = ["Bytes", "Checkpointing", "Count", "File", "Name", "Shape", "Whole"]
+__all__ = ["Bytes", "Checkpointing", "Count", "File", "ModelName", "Name", "Shape", "Whole"]
 
 _MOST = 10**12  # of samples, tokens, ranks ...: past it a number is a slip
 
@@ -46,6 +47,14 @@ class Name(Kind):
         if text.lower() not in self.known:
             raise UnknownNameError(self.what, text, self.known)
         return text.lower()
+
+
+class ModelName(Name):
+    """A name from the catalog of models, or the path of a config.json or of a folder that has one."""
+
+    def read(self, text: str, option: str) -> str | Path:  # type: ignore[override]
+        path = None if text in self.known else config_path(text)
+        return super().read(text, option) if path is None else path
 
 
 class Whole(Kind):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
 
 import click
 
-from memcalc.cli.kinds import Bytes, Checkpointing, Count, Name, Shape, Whole
+from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
 from memcalc.errors import InputError
 from memcalc.groups import Group
 from memcalc.hardware import GPUS
@@ -85,7 +86,7 @@ def _whole(section: str, *names: str, help: str) -> Callable[[Function], Functio
 
 _M, _T, _W = "The model", "The training", "Where it runs"
 _OPTIONS = (
-    click.argument("model", required=False, type=Name("model", MODELS)),
+    click.argument("model", required=False, type=ModelName("model", MODELS)),
     option(_M, "--params", "parameters", type=Count(), metavar="COUNT", help="A model known by its size: 1e9, 7b, 124M."),
     _whole(_M, "--layers", help="Blocks (with --params: layers)."),
     _whole(_M, "--hidden", help="Width; --ffn follows where it is 4 times it."),
@@ -200,7 +201,7 @@ def build_model(words: Words) -> Model:
     if (name is None) == (parameters is None):
         both = f"not both the model {name} and --params" if name else f"one of: {', '.join(MODELS)}; or --params COUNT"
         raise InputError(f"give a model, {both}")
-    base = MODELS[name] if name else _sized(int(parameters or 0))
+    base = _read(name) if name else _sized(int(parameters or 0))
     changes = {field: words[field] for field in _RESHAPE if field in words}
     for field in changes:
         if not (getattr(base, field) or (name is None and field in _SIZE_KNOWS)):
@@ -210,6 +211,14 @@ def build_model(words: Words) -> Model:
         return dataclasses.replace(base, **changes)
     said = ", ".join(f"{field} {value}" for field, value in changes.items())
     return dataclasses.replace(base, **{**_followers(base, changes), **changes}, name=f"{base.name} ({said})")
+
+
+def _read(name: str | Path) -> Model:
+    if isinstance(name, str):
+        return MODELS[name]
+    from memcalc.hf.reading import read_model  # a named model needs no rows
+
+    return read_model(name)
 
 
 def _sized(parameters: int) -> Model:
@@ -252,7 +261,7 @@ def build_plan(words: Words) -> Plan:
     fields = {field: words[field] for field in _PLAN if field in words}
     reads = FAMILIES[model.family].reads
     if reads == "tokens":
-        fields.setdefault("tokens", model.context)
+        fields.setdefault("tokens", model.context - model.position_offset)
     elif "tokens" in fields:
         raise InputError(f"--seq-len does not apply to {model.name}, which reads no tokens")
     if reads == "tokens" or model.features or model.layer_bytes:

@@ -55,6 +55,10 @@ class Family:
     """Only its size is known: neither its tensors one by one nor its matrix products."""
     sequences: int = 1
     """Token sequences in one sample's input: two for an encoder and a decoder."""
+    encodes: bool = False
+    """Its first blocks are an encoder's, whose output the others take."""
+    beside_tokens: Callable[[Model], tuple[int, ...]] = lambda model: ()
+    """Shape of what one sample has beside its tokens, such as an image; empty where there is nothing."""
     convolves: bool = False
     """Most of its work is convolutions, which are played as oneDNN computes them on the CPU."""
     untrained: Callable[[Model], str] = lambda model: ""

@@ -63,7 +63,9 @@ def units(model: nn.Module, plan: Plan) -> nn.ModuleList:
 
 
 def materialise(model: nn.Module, plan: Plan, device: torch.device, seed: int) -> None:
-    """Give a model on meta its memory on ``device`` and its first values."""
+    """Give a model on meta its memory on ``device`` and its first values; one that has memory keeps what is in it."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return
     model.to_empty(device=device)
     initialise(model, plan, seed)
 
