@@ -106,6 +106,15 @@ def test_scaled_the_batch_of_a_deepspeed_file_stays(tmp_path: Path) -> None:
     assert (plan.ranks, plan.micro_batch, plan.accumulation, plan.global_batch) == (2, 4, 4, 32)
 
 
+def test_scaled_to_a_cpu_deepspeed_trains_in_bfloat16(tmp_path: Path) -> None:
+    """DeepSpeed refuses float16 on a CPU."""
+    found = settled(tmp_path, TUTORIAL, scale=2, gpus=False)
+    assert (found.fields["precision"], found.fields["offload.optimizer"]) == ("bf16-master", "none")
+    assert any("precision fp16-master -> bf16-master" in note for note in found.notes)
+    assert settled(tmp_path, TUTORIAL, scale=2).fields["precision"] == "fp16-master"
+    assert settled(tmp_path, TUTORIAL, scale=2, gpus=False, precision="fp32").fields["precision"] == "fp32"
+
+
 def test_auto_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
     """transformers/integrations/deepspeed.py: hidden², 0.9 hidden² and 10 hidden; fp32 without fp16 and bf16."""
     plan = planned(tmp_path, ZERO_3_AUTO)

@@ -110,7 +110,12 @@ def _scale(
         changes["nodes"] = 1
     if not gpus and fields.get("device", "cuda") == "cuda" and "device" not in said:
         changes["device"] = "cpu"
-    if {**fields, **changes, **said}.get("device", "cuda") == "cpu":
+    whole = {**fields, **changes, **said}
+    if whole.get("device", "cuda") == "cpu":
+        if (
+            whole.get("precision") == "fp16-master" and "precision" not in said
+        ):  # "Type fp16 is not supported on your device." (runtime/engine.py)
+            changes["precision"] = "bf16-master"
         changes |= {
             key: "none" for key in ("offload.optimizer", "offload.parameters") if fields.get(key, "none") != "none"
         }
