@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from memcalc.configs import Settled, accelerate_yaml, apply, deepspeed_json, fsdp_yaml, read, settle
 from memcalc.configs.accelerate_table import TABLE as ACCELERATE
+from memcalc.configs.blocks import block_classes
 from memcalc.configs.deepspeed_table import TABLE as DEEPSPEED
 from memcalc.configs.fsdp_yaml import TABLE as FSDP_TABLE
 from memcalc.configs.keys import Key
@@ -170,6 +172,19 @@ def test_a_class_of_another_model_is_refused(tmp_path: Path) -> None:
     assert (plan.precision, plan.fsdp.backward_prefetch) == ("fp32", "pre")
     with pytest.raises(PlanError, match="wraps GPT2Block, which bert-base does not have; its blocks are BertLayer"):
         settled(tmp_path, ACCELERATE_LEGACY, "bert-base")
+
+
+def test_a_class_is_judged_for_named_models_only(tmp_path: Path) -> None:
+    assert block_classes(dataclasses.replace(MODELS["gpt2"], name="gpt2 (layers 2)")) == "GPT2Block"
+    mine = dataclasses.replace(MODELS["gpt2"], name="gpt2-mine")
+    found = settle(read(file(tmp_path, ACCELERATE_LEGACY)), {}, mine)
+    assert any("whether gpt2-mine has blocks of class GPT2Block is not known" in note for note in found.notes)
+    unnamed = [
+        name
+        for name, model in MODELS.items()
+        if not block_classes(model) and model.family not in ("megatron", "mlp", "resnet")
+    ]
+    assert unnamed == ["moe-tiny"]  # a mixture that is nobody's
 
 
 def test_no_without_quotes_is_no(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.config import config_options, configured, refuse_without_config
-from memcalc.cli.kinds import File, Name, Whole
+from memcalc.cli.kinds import File, ModelName, Name, Whole
 from memcalc.cli.options import Command, beside_options, given
 from memcalc.compare import compare_run
 from memcalc.errors import FileError, InputError
@@ -172,7 +172,7 @@ def _plan(
 ) -> tuple[Plan, dict[str, Any]]:
     """What to train, and what a launch file says of how, its folder under ``out``."""
     if config is not None:
-        model = None if plan is None else Name("model", MODELS).read(str(plan), "MODEL")
+        model = None if plan is None else ModelName("model", MODELS).read(str(plan), "MODEL")
         what, found = configured(config, {**words, "model": model}, scale)
         return what, {name: Path(value) if name == "out" else value for name, value in found.items()}
     refuse_without_config(scale)

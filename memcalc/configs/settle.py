@@ -43,8 +43,8 @@ def settle(file: LaunchFile, said: Mapping[str, Any], model: Model, *, scale: in
     ``scale`` runs it on so many ranks of one machine; ``gpus`` says whether that has any. The world size of a file can
     be changed by that alone. Raises InputError, and PlanError for a batch that does not divide.
     """
-    check_block(file, model)
-    notes, name = list(file.notes), file.name
+    unknown = check_block(file, model)
+    notes, name = [*file.notes, *([unknown] if unknown else [])], file.name
     fields = {key: value for key, value in file.fields.items() if value != AUTO}
     said = dict(said)
     ranks = _ranks(file, said, scale)
