@@ -70,6 +70,12 @@ def test_an_idle_key_is_named(run: Run) -> None:
     assert "idle.json: max live parameters 5 changes nothing: it is for deepspeed-3" in done.stderr
 
 
+def test_no_option_of_launch_stands_twice() -> None:
+    spelled = [name for param in app.get_command(None, "launch").params for name in param.opts]  # type: ignore[union-attr,arg-type]
+    assert len(spelled) == len(set(spelled))
+    assert {"--precision", "--nodes", "--config", "--schedule", "--checkpoint-every", "--checkpointing"} <= set(spelled)
+
+
 def test_a_scaled_file_is_launched(run: Run, stub: Callable[[str], None]) -> None:
     stub("(out / 'words.json').write_text(json.dumps(sys.argv)); sys.exit(3)")
     done = run("launch", "gpt2-tiny", "--config", "fsdp.yaml", "--scale-to-ranks", "2", "--seq-len", "32")

@@ -164,7 +164,8 @@ def test_what_a_format_can_say_is_read_back(format: str, drawing: st.SearchStrat
         ("accelerate", "strategy zero-1", {"strategy": "zero-1"}),
         ("accelerate", "precision bf16", {"precision": "bf16"}),
         ("accelerate", "fsdp reduce dtype weights; it would be read as compute", {"precision": "amp-bf16"}),
-        ("accelerate", "layout tensor 2", {"layout": Layout(tensor=2)}),
+        ("accelerate", "layout tensor 2", {"layout": Layout(tensor=2), "fsdp": Fsdp(version="1")}),
+        ("accelerate", "fsdp-hybrid-shard with FSDP 2 but for a number of copies", {"strategy": "fsdp-hybrid-shard"}),
         ("accelerate", "deepspeed sub group size 5", {"strategy": "deepspeed-3", "deepspeed": DeepSpeed(sub_group_size=5)}),
     ],
 )  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,36 @@ def test_accelerate_with_fsdp_2(tmp_path: Path) -> None:
         settled(tmp_path, ACCELERATE_FSDP_2.replace("TRANSFORMER_BASED_WRAP", "NO_WRAP"))
 
 
+def test_accelerate_composes_fsdp_2(tmp_path: Path) -> None:
+    """accelerate/parallelism_config.py: the product of all sizes is the number of processes; copies of shards are HSDP."""
+
+    def composed(**sizes: int) -> str:
+        lines = [f"  parallelism_config_{name}_size: {size}" for name, size in sizes.items()]
+        count = math.prod(sizes.values())
+        return "\n".join(
+            [ACCELERATE_FSDP_2.replace("processes: 4", f"processes: {count}") + "parallelism_config:", *lines]
+        )
+
+    plan = planned(tmp_path, composed(dp_replicate=2, dp_shard=4))
+    assert (plan.strategy, plan.fsdp.replicas, plan.shards, plan.ranks) == ("fsdp-hybrid-shard", 2, 4, 8)
+    plan = planned(tmp_path, composed(dp_shard=2, tp=2))
+    assert (plan.strategy, plan.layout.tensor, plan.data_parallel) == ("fsdp-full-shard", 2, 2)
+    assert planned(tmp_path, composed(dp_shard=2, cp=2)).layout.context == 2
+    scaled = planned(tmp_path, composed(dp_replicate=2, dp_shard=2, tp=2, cp=2), scale=2)
+    assert (scaled.ranks, scaled.layout.tensor, scaled.layout.context, scaled.shards) == (2, 1, 1, 2)
+    with pytest.raises(FileError, match="parallelism_config is 1 x 3 x 1 x 1 = 3, but num_processes is 4"):
+        settled(tmp_path, composed(dp_shard=3).replace("processes: 3", "processes: 4"))
+    with pytest.raises(FileError, match="with dp_shard_size 1 is DDP"):
+        settled(tmp_path, composed(dp_replicate=2))
+    with pytest.raises(FileError, match="goes with fsdp_version 2 only"):
+        settled(
+            tmp_path,
+            composed(dp_shard=2)
+            .replace("fsdp_version: 2", "fsdp_version: 1")
+            .replace("forward: true", "forward: FULL_SHARD"),
+        )
+
+
 def test_accelerate_with_deepspeed(tmp_path: Path) -> None:
     found = settled(tmp_path, ACCELERATE_DEEPSPEED, micro_batch=2)
     plan = planned(tmp_path, ACCELERATE_DEEPSPEED, micro_batch=2)
@@ -289,7 +320,7 @@ def heard(read: Any, base: dict[str, Any], path: str, value: Any) -> bool:
     try:
         return bool(read(tree, "f") != plain)
     except MemcalcError as error:
-        return last in str(error) or any(word in str(error) for word in ("stage", "gpu_ids"))
+        return last in str(error) or any(word in str(error) for word in ("stage", "gpu_ids", "parallelism_config "))
 
 
 @pytest.mark.parametrize("format", READERS)

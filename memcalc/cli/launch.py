@@ -44,6 +44,7 @@ of them share.
 
 
 @click.command(cls=Command, epilog=EXAMPLES)
+@beside_options
 @click.argument("plan", required=False, type=File(), metavar="PLAN.json|MODEL")
 @config_options
 @click.option(
@@ -109,7 +110,6 @@ of them share.
 @click.option(
     "--dry-run", is_flag=True, help="Only show the torchrun line of this node and, for several, the srun line."
 )
-@beside_options
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -142,6 +142,10 @@ def command(
     place = Place(node=(node_rank or 0) if what.nodes > 1 else 0, rendezvous=rdzv, restarts=max_restarts)
     if dry_run:
         file = plan if plan is not None and config is None else out / "plan.json"
+        if config is not None:
+            click.echo(
+                f"memcalc: {file} is the plan that memcalc estimate --config {config} --save-plan writes", err=True
+            )
         click.echo(dry(what, Training(**trains), place, plan_file=file, out=out))
         return
     how: dict[str, Any] = {"place": place, "on_oom_next": on_oom == "next"}

@@ -10,7 +10,7 @@ from memcalc.configs.keys import Key, Table, neutral, plan, refused, training
 
 __all__ = ["TABLE"]
 
-_FSDP, _ZERO = "fsdp_config", "deepspeed_config"
+_FSDP, _ZERO, _PARALLEL = "fsdp_config", "deepspeed_config", "parallelism_config"
 _MEETING = "says where the processes of several machines meet"
 _TPU = "is for TPUs"
 _SAVES = "says how checkpoints are written or read"
@@ -49,9 +49,20 @@ TABLE: Table = {
         "is 8-bit training, which memcalc counts for torchao only; leave it out and give --float8", {}
     ),
     "megatron_lm_config": refused("is Megatron-LM; give --strategy megatron-distributed", {}),
-    "parallelism_config": refused(
-        "divides the model; leave it out and give --tensor-parallel, --context-parallel or --replicas", {}
+    _PARALLEL: Key(role="plan", kind="block"),
+    f"{_PARALLEL}.{_PARALLEL}_dp_replicate_size": plan("fsdp.replicas, and a hybrid strategy", "whole", least=1),
+    f"{_PARALLEL}.{_PARALLEL}_dp_shard_size": plan(
+        "nothing, but its product with the others is num_processes", "whole", least=1
     ),
+    f"{_PARALLEL}.{_PARALLEL}_tp_size": plan("layout.tensor", "whole", least=1),
+    f"{_PARALLEL}.{_PARALLEL}_cp_size": plan("layout.context", "whole", least=1),
+    f"{_PARALLEL}.{_PARALLEL}_cp_comm_strategy": neutral("how ranks exchange keys and values"),
+    f"{_PARALLEL}.{_PARALLEL}_cp_backend": refused("is DeepSpeed's; leave it out", "torch"),
+    f"{_PARALLEL}.{_PARALLEL}_sp_size": refused("is Ulysses, which memcalc does not count; leave it out", 1),
+    f"{_PARALLEL}.{_PARALLEL}_sp_backend": neutral("for sp_size only"),
+    f"{_PARALLEL}.{_PARALLEL}_sp_seq_length": neutral("for sp_size only"),
+    f"{_PARALLEL}.{_PARALLEL}_sp_seq_length_is_variable": neutral("for sp_size only"),
+    f"{_PARALLEL}.{_PARALLEL}_sp_attn_implementation": neutral("for sp_size only"),
     "dynamo_config": Key(role="plan", kind="block"),
     "dynamo_config.dynamo_backend": plan("compute.compile", "NO|INDUCTOR"),
     "dynamo_config.dynamo_mode": neutral("how long a compiler may take"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memcalc.configs.accelerate_layout import SAYS, written_layout
 from memcalc.configs.accelerate_yaml import PREFETCH, SHARDING
 from memcalc.configs.text import dump_yaml
 from memcalc.errors import PlanError
@@ -24,7 +25,8 @@ def says(plan: Plan) -> frozenset[str]:
     """Fields of the plan that its file says; others are left to the training script."""
     if plan.strategy_row.zero_stage is not None:
         return frozenset((*_ALWAYS, *_DEEPSPEED))
-    return frozenset((*_ALWAYS, *(_FSDP if _is_fsdp(plan) else ())))
+    composed = SAYS if _is_fsdp(plan) and plan.fsdp.version == "2" else ()
+    return frozenset((*_ALWAYS, *(_FSDP if _is_fsdp(plan) else ()), *composed))
 
 
 def _is_fsdp(plan: Plan) -> bool:
@@ -62,6 +64,8 @@ def render(plan: Plan, training: Training | None = None) -> str:
         tree["dynamo_config"] = {"dynamo_backend": "INDUCTOR"}
     if kind == "FSDP":
         tree["fsdp_config"] = _fsdp(plan)
+        if plan.fsdp.version == "2" and (degrees := written_layout(plan)):
+            tree["parallelism_config"] = degrees
     if kind == "DEEPSPEED":
         tree["deepspeed_config"] = _deepspeed(plan, training or Training())
     return dump_yaml(tree)
@@ -71,8 +75,8 @@ def _fsdp(plan: Plan) -> dict[str, Any]:
     words = {name: word.upper() for word, name in SHARDING.items()}
     block: dict[str, Any] = {"fsdp_version": int(plan.fsdp.version)}
     if plan.fsdp.version == "2":
-        if plan.strategy not in ("fsdp-full-shard", "fsdp-shard-grad-op"):
-            raise PlanError(f"accelerate cannot say {plan.strategy} with FSDP 2; take --fsdp-version 1")
+        if plan.strategy == "fsdp-no-shard":
+            raise PlanError("accelerate cannot say fsdp-no-shard with FSDP 2; take ddp")
         block["fsdp_reshard_after_forward"] = plan.strategy_row.reshards
     else:
         block["fsdp_sharding_strategy"] = words[plan.strategy]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc.configs import deepspeed_json
+from memcalc.configs.accelerate_layout import read_layout
 from memcalc.configs.accelerate_table import TABLE
 from memcalc.configs.batch import Batch
 from memcalc.configs.keys import AUTO, Checked, check
@@ -39,7 +40,9 @@ def read(tree: Any, name: str) -> LaunchFile:
     if found.get("dynamo_config.dynamo_backend", "NO") != "NO":
         fields["compute.compile"] = True
     _check_ids(found, name, world, nodes)
-    for other, block in (("FSDP", "fsdp_config"), ("DEEPSPEED", "deepspeed_config")):
+    for other, block in (
+        ("FSDP", "fsdp_config"), ("FSDP", "parallelism_config"), ("DEEPSPEED", "deepspeed_config"),
+    ):  # fmt: skip
         if kind != other and any(key.startswith(f"{block}.") for key in found.values):
             found.notes.append(f"{name}: {block} is ignored: distributed_type is {kind}")
     if kind == "DEEPSPEED":
@@ -52,6 +55,7 @@ def read(tree: Any, name: str) -> LaunchFile:
                 f"{name}: with use_cpu accelerate takes DDP in the place of FSDP; write MULTI_CPU, or use_cpu: false"
             )
         fields |= _fsdp(found, name, precision != "no")
+        fields |= read_layout(found, name, fields["strategy"], fields["fsdp.version"], world)
     else:
         fields["strategy"] = "single" if kind == "NO" and world == 1 else "ddp"
     return LaunchFile(

@@ -102,10 +102,13 @@ def _scale(
 ) -> None:
     """The file's run on this machine: fewer copies of a divided model, one node, and its CPUs where it has no GPU."""
     changes: dict[str, Any] = {}
-    degree = fields.get("layout.tensor", 1)
-    if degree > 1:
-        most = max(1, degree * ranks // (file.world or ranks))
-        changes["layout.tensor"] = max(n for n in range(1, min(degree, most) + 1) if ranks % n == 0 and degree % n == 0)
+    left = ranks
+    for degree in ("layout.tensor", "layout.context", "fsdp.replicas"):
+        stands = fields.get(degree, 1)
+        if stands > 1:
+            most = max(1, stands * ranks // (file.world or ranks))
+            changes[degree] = max(n for n in range(1, min(stands, most) + 1) if left % n == 0 and stands % n == 0)
+            left //= changes[degree]
     if fields.get("nodes", 1) > 1:
         changes["nodes"] = 1
     if not gpus and fields.get("device", "cuda") == "cuda" and "device" not in said:
