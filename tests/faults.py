@@ -719,4 +719,28 @@ FAULTS = [
         right="inside = copies > 1 and plan.shards <= plan.ranks // plan.nodes",
         wrong="inside = False",
     ),
+    Fault(
+        name="an unknown key of a launch file is passed over",
+        file="configs/keys.py",
+        right='    raise FileError(f"{name}: unknown key {shorten(path)}{hint}")',
+        wrong='    return f"{name}: unknown key {shorten(path)}{hint}"',
+    ),
+    Fault(
+        name="a batch that is no product is taken",
+        file="configs/batch.py",
+        right="        if train != micro * rounds * ranks:",
+        wrong="        if False:",
+    ),
+    Fault(
+        name="parameters are offloaded where DeepSpeed does not",
+        file="configs/deepspeed_json.py",
+        right='        if places[part] != "none" and stage < least:',
+        wrong="        if False:",
+    ),
+    Fault(
+        name="a launch file is written that says another plan",
+        file="configs/write.py",
+        right="        if again[name] != value:",
+        wrong="        if False:",
+    ),
 ]

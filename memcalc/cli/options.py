@@ -23,7 +23,9 @@ from memcalc.precision import PRECISIONS
 from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["Command", "Words", "build_model", "build_plan", "check_effect", "given", "option", "plan_options"]
+__all__ = [
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+]  # fmt: skip
 
 Words = Mapping[str, Any]
 """What was typed, by parameter name; None where nothing was."""
@@ -179,6 +181,20 @@ def plan_options(command: Function) -> Function:
     for add in reversed([*_OPTIONS, *knobs]):
         command = add(command)
     return command
+
+
+def beside_options(command: Function) -> Function:
+    """The same options for a command with an argument of its own, but for those that it has already."""
+    plan_options(probe := lambda: None)
+    added: list[click.Option] = [param for param in _params(probe) if isinstance(param, click.Option)]
+    names = {param.name for param in _params(command)}
+    command.__click_params__ = [*(param for param in added if param.name not in names), *_params(command)]  # type: ignore[attr-defined]
+    return command
+
+
+def _params(command: Callable[..., Any]) -> list[click.Parameter]:
+    """Where click's decorators collect parameters, the last one first."""
+    return list(getattr(command, "__click_params__", []))
 
 
 def given(words: Words) -> dict[str, Any]:
