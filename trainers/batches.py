@@ -52,6 +52,12 @@ class Batches:
         first = (step % self.per_epoch * self.plan.accumulation + micro) * size
         return self.at(self.training[self.order[first : first + size]])
 
+    def whole(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of all micro batches of a step together."""
+        size = self.plan.micro_batch * self.plan.accumulation
+        first = step % self.per_epoch * size
+        return self.at(self.training[self.order[first : first + size]])
+
     def at(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Inputs and targets of some samples."""
         inputs, targets = self.samples.take(indices)

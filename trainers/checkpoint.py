@@ -46,7 +46,7 @@ class Resumed:
 
 def parameters(prepared: Prepared, plan: Plan) -> dict[str, Tensor]:
     """The model's parameters by the names of its weights: wrappers rename them, but keep their order."""
-    names = [weight.name for weight in plan.weights]
+    names = [weight.name for weight in (plan.weights if prepared.weights is None else prepared.weights)]
     return dict(zip(names, prepared.model.parameters(), strict=True))
 
 

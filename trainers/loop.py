@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -76,7 +77,8 @@ def train(
         at.outside()
     model = build(plan)
     add_adapters(model, plan)
-    checkpoint_blocks(model, plan)
+    if plan.layout.pipeline == 1:  # the stretches of a pipeline begin anew, so its backend does it
+        checkpoint_blocks(model, plan)
     want_input_gradients(model, plan)
     prepared = prepare(model, plan, process.mesh, settings.seed)
     del model
@@ -153,7 +155,11 @@ class _Run:
         if plan.dropout:
             # Dropout differs by step and rank, and a resumed run meets the same masks.
             torch.manual_seed(mask_seed(self.settings.seed, step, self.process.rank))
-        for micro in range(plan.accumulation):
+        if prepared.run_step is not None:
+            at(step, "start")
+            self.inputs, self.targets = self.batches.whole(step)
+            self.window[slot].add_(prepared.run_step(self.inputs, self.targets, partial(at, step)))
+        for micro in range(plan.accumulation if prepared.run_step is None else 0):
             at(step, "start")
             self.inputs, self.targets = self.batches.get(step, micro)
             last = micro == plan.accumulation - 1
@@ -169,7 +175,7 @@ class _Run:
                         del output
                 at(step, "backward")
                 scaled = loss / plan.accumulation if plan.accumulation > 1 else loss
-                self.scaler.scale(scaled).backward()
+                prepared.backward(self.scaler.scale(scaled))
                 self.window[slot].add_(scaled.detach())
                 del loss, scaled
                 if plan.keep_logits:
@@ -187,7 +193,8 @@ class _Run:
             group["lr"] = rate
         if self.settings.clip:
             self.scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(self.prepared.model.parameters(), self.settings.clip)
+            clip = self.prepared.clip or partial(torch.nn.utils.clip_grad_norm_, self.prepared.model.parameters())
+            clip(self.settings.clip)
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=self.plan.set_to_none)
@@ -205,7 +212,8 @@ class _Run:
             # Sharded models need every rank in every forward pass; one without samples left repeats one that does not count.
             inputs, targets = self.batches.at(rows if len(rows) else held[:1])
             with self.autocast():
-                loss = self.criterion(prepared.model(inputs), targets)
+                whole = prepared.loss
+                loss = whole(inputs, targets) if whole else self.criterion(prepared.model(inputs), targets)
             total += torch.stack([loss.double() * len(rows), torch.full_like(loss, len(rows), dtype=torch.float64)])
         dist.all_reduce(total)
         prepared.reshard()
@@ -218,7 +226,8 @@ class _Run:
     def log(self, done: int, filled: int, seconds: float) -> None:
         """Losses since the last time, averaged over ranks; the only place where the loop waits for the device."""
         dist.all_reduce(self.window)
-        losses = (self.window[:filled] / self.process.world).tolist()
+        # Of a pipeline one rank has the loss.
+        losses = (self.window[:filled] / (self.process.world // self.plan.layout.pipeline)).tolist()
         self.window.zero_()
         self.losses += [loss if math.isfinite(loss) else None for loss in losses]
         samples = filled * self.plan.global_batch

@@ -155,6 +155,9 @@ class Replicated:
     def end_backward(self) -> None:
         """When backward is done."""
 
+    def finish(self) -> None:
+        """After the backward passes of all micro batches."""
+
     def step(self) -> None:
         """The optimizer's update."""
         if self.away or self.plan.update.in_backward:

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
 from memcalc.plan import Plan
+from memcalc.spec import Weight
 
-__all__ = ["Prepared", "device_of", "hybrid_mesh", "prepare"]
+__all__ = ["Prepared", "composed_mesh", "device_of", "prepare", "sharding_mesh"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,8 +32,8 @@ class Prepared:
 
     model: nn.Module
     """What to call."""
-    optimizer: Optimizer
-    """What to step."""
+    optimizer: Any
+    """What to step: an optimizer, or what looks like one."""
     states: Optimizer
     """The optimizer that holds this rank's states; another one only where they are divided by tensors."""
     accumulate: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
@@ -39,16 +42,33 @@ class Prepared:
     """Gives back what a forward pass without backward left gathered."""
     casts_itself: bool = False
     """The wrapper casts to the compute dtype, so autocast must stay off."""
+    weights: Sequence[Weight] | None = None
+    """The weights of ``model`` in its order, where it is a part of the plan's model; None are all."""
+    run_step: Callable[[Tensor, Tensor, Callable[[str], None]], Tensor] | None = None
+    """``(inputs, targets, mark)``: forward and backward of all micro batches of a step by a schedule of its own, which says
+    ``mark`` when a moment begins. Gives the mean loss on the ranks that have it, and 0 on the others."""
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None
+    """The mean loss of a batch without backward, where it is not that of ``model``'s output."""
+    backward: Callable[[Tensor], object] = Tensor.backward
+    """Runs backward from a loss."""
+    clip: Callable[[float], object] | None = None
+    """Scales gradients down to a norm; None is ``clip_grad_norm_``."""
 
 
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
     """Apply the plan's strategy with the backend its row names."""
-    divided = "tensor_parallel" if plan.layout.tensor > 1 else plan.strategy_row.backend
-    name = "fsdp_1" if plan.strategy_row.gathers and plan.fsdp.version == "1" else divided
-    backend = importlib.import_module(f"{__name__}.{name}")
+    backend = importlib.import_module(f"{__name__}.{_backend(plan)}")
     prepared = backend.prepare(model, plan, mesh, seed)
     assert isinstance(prepared, Prepared)
     return prepared
+
+
+def _backend(plan: Plan) -> str:
+    if plan.layout.pipeline > 1:
+        return "pipeline"
+    if plan.strategy_row.gathers:
+        return "fsdp_1" if plan.fsdp.version == "1" else "fsdp"
+    return "tensor_parallel" if plan.layout.tensor > 1 else plan.strategy_row.backend
 
 
 def device_of(mesh: DeviceMesh) -> torch.device:
@@ -60,7 +80,20 @@ def device_of(mesh: DeviceMesh) -> torch.device:
     )
 
 
-def hybrid_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
-    """The same ranks in groups: shards lie within one, and every group has all of them."""
-    shape = (plan.ranks // plan.shards, plan.shards)
-    return init_device_mesh(mesh.device_type, shape, mesh_dim_names=("replicate", "shard"))
+@cache
+def _meshed(device_type: str, shape: tuple[int, ...]) -> DeviceMesh:
+    return init_device_mesh(device_type, shape, mesh_dim_names=("replicate", "shard", "pipeline", "tensor"))
+
+
+def composed_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
+    """All ranks by what they share: copies of the shards, shards, stages of a pipeline, parts of products.
+
+    Ranks of one pipeline, and of one tensor parallel, are next to each other and work on the same samples.
+    """
+    groups, layout = plan.fsdp.groups(plan), plan.layout
+    return _meshed(mesh.device_type, (groups, plan.data_parallel // groups, layout.pipeline, layout.tensor))
+
+
+def sharding_mesh(mesh: DeviceMesh, plan: Plan) -> DeviceMesh:
+    """The ranks over which FSDP divides, in groups that each hold all shards where the strategy replicates."""
+    return composed_mesh(mesh, plan)[("replicate", "shard") if plan.strategy_row.replicates else ("shard",)]

@@ -14,7 +14,7 @@ from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 from memcalc.plan import Plan
 from trainers import optimizers
-from trainers.backends import Prepared, device_of, hybrid_mesh
+from trainers.backends import Prepared, device_of, sharding_mesh
 from trainers.models import dtype_of, materialise, units
 
 __all__ = ["prepare"]
@@ -40,7 +40,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     )
     wrapped = FullyShardedDataParallel(
         model,
-        device_mesh=hybrid_mesh(mesh, plan) if plan.strategy_row.replicates else mesh,
+        device_mesh=sharding_mesh(mesh, plan),
         sharding_strategy=_SHARDING[plan.strategy],
         auto_wrap_policy=ModuleWrapPolicy({type(unit) for unit in units(model, plan)}),
         mixed_precision=policy,
