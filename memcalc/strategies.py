@@ -117,6 +117,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             zero_stage=0,
             masters=True,
             engine="deepspeed",
+            backend="deepspeed",
         ),
         Strategy(
             name="deepspeed-1",
@@ -125,6 +126,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             zero_stage=1,
             masters=True,
             engine="deepspeed",
+            backend="deepspeed",
         ),
         Strategy(
             name="deepspeed-2",
@@ -134,6 +136,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             zero_stage=2,
             masters=True,
             engine="deepspeed",
+            backend="deepspeed",
         ),
         Strategy(
             name="deepspeed-3",
@@ -145,6 +148,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             zero_stage=3,
             masters=True,
             engine="deepspeed",
+            backend="deepspeed",
         ),
         Strategy(
             name="megatron-ddp",
