@@ -57,6 +57,9 @@ bench: $(INSTALLED) ## how fast: a cold start, a recommendation, the training lo
 mutation: $(INSTALLED) ## plant ten faults, one at a time; the tests must catch each
 	$(PY) tests/mutation.py
 
+chaos: $(INSTALLED) ## kill ranks, agents and launchers at 50 random moments; every run must end as if nothing had been
+	KILLS=$${KILLS:-50} $(PY) -m pytest -q tests/trainers/test_chaos.py
+
 validate: $(INSTALLED) ## 45 small plans trained on this machine's CPUs, each against its estimate
 	$(PY) -m memcalc validate --quick
 
@@ -69,4 +72,4 @@ clean: ## remove everything that make made
 	rm -rf $(VENV) build dist *.egg-info docs/_build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-all lint format docs bench mutation validate gpu-check check clean
+.PHONY: help demo test test-all lint format docs bench mutation chaos validate gpu-check check clean

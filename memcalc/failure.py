@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import signal
 from dataclasses import dataclass
@@ -10,15 +11,33 @@ from pathlib import Path
 
 from memcalc.errors import FileError, MemcalcError, RunError
 from memcalc.files import read_json
+from memcalc.measurement import Measurement
 from memcalc.plan import Plan
+from memcalc.run_folder import newest_checkpoint
+from memcalc.units import format_bytes
 
-__all__ = ["RankError", "failure", "rank_errors"]
+__all__ = ["OutOfMemory", "Preempted", "RankError", "failure", "how_to_go_on", "preempted", "rank_errors"]
 
 _FULL = 2**20  # bytes left on a disk that cannot take the next log or result any more
 _AFTERMATH = (signal.SIGTERM, signal.SIGINT, signal.SIGABRT)
 """What torchrun stops the other ranks with, and what NCCL's watchdog ends one with whose peer is gone: no cause."""
 
 _SHOWN = ("strategy", "ranks", "precision", "micro_batch", "accumulation", "checkpoint_every", "optimizer_kind")
+
+
+class Preempted(RunError):
+    """The run was told to stop and saved what it did; the code is EX_TEMPFAIL of sysexits.h: try again later."""
+
+    exit_code = 75
+
+
+class OutOfMemory(RunError):
+    """A rank ran out of memory."""
+
+    def __init__(self, message: str, following: Plan | None) -> None:
+        self.following = following
+        """The same job in less memory, if there is a way."""
+        super().__init__(message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +48,8 @@ class RankError:
     moment: str
     kind: str
     message: str
+    allocated: int = 0
+    """The most it held on its GPU, in bytes; 0 where that is not counted."""
 
 
 def rank_errors(out: Path) -> list[RankError]:
@@ -39,21 +60,28 @@ def rank_errors(out: Path) -> list[RankError]:
             said = read_json(path, str(path))
             message = " ".join(str(said["message"]).split())
             found.append(
-                RankError(rank=int(said["rank"]), moment=str(said["moment"]), kind=str(said["kind"]), message=message)
-            )
+                RankError(
+                    rank=int(said["rank"]), moment=str(said["moment"]), kind=str(said["kind"]), message=message,
+                    allocated=int(said.get("allocated", 0)),
+                )
+            )  # fmt: skip
         except (MemcalcError, KeyError, TypeError, ValueError):
             continue  # cut off by a full disk or a kill; the logs still say what happened
     return sorted(found, key=lambda error: error.kind != "oom")
 
 
-def failure(plan: Plan, out: Path, code: int) -> RunError:
+def failure(plan: Plan, out: Path, code: int, *, log: str = "torchrun.log") -> RunError:
     """One line that says which rank failed, when and why, and where to read more."""
-    errors, text = rank_errors(out), _torchrun_log(out)
+    errors, text = rank_errors(out), _torchrun_log(out / "logs" / log)
     full = f"no space left on the disk of {out}; " if _is_full(out) else ""
     if errors and errors[0].kind == "oom":
-        first = errors[0]
-        what = f"rank {first.rank} of {plan.ranks} ran out of memory in {first.moment}; {_next_plan(plan, out)}"
-        return RunError(f"{what}; see {out / 'logs' / f'rank-{first.rank}.log'}")
+        first, (advice, following) = errors[0], _next_plan(plan, out)
+        what = (
+            f"rank {first.rank} of {plan.ranks} ran out of memory in {first.moment}{_broken_by(plan, first)}; {advice}"
+        )
+        return OutOfMemory(f"{what}; see {out / 'logs' / f'rank-{first.rank}.log'}", following)
+    if any(status == Preempted.exit_code for _, status, _ in _exits(text)) and (told := preempted(out, signal.SIGTERM)):
+        return told
     killed = _killed(text)
     if killed is not None:  # the others lost their connection to it, and some had the time to say so
         return RunError(f"{killed}; see {out / 'logs'}")
@@ -64,6 +92,26 @@ def failure(plan: Plan, out: Path, code: int) -> RunError:
     return RunError(f"{full}{_last_words(text, code)}; see {out / 'logs'}")
 
 
+def how_to_go_on(out: Path) -> str:
+    """What can be done with a run that was stopped; its folder knows plan and training."""
+    checkpoint = newest_checkpoint(out)
+    if checkpoint is None:
+        return "no checkpoint was written; --checkpoint-every N keeps some"
+    words = ["memcalc", "launch", str(out / "plan.json"), "--out", str(out), "--resume"]
+    return f"resume with: {shlex.join(words)} (from step {checkpoint[0]})"
+
+
+def preempted(out: Path, number: int) -> Preempted | None:
+    """What to say of a run that saved all it did when it was told to stop; None when it did not."""
+    try:
+        saved = Measurement.from_json(out / "run.json", "run.json").status == "preempted"
+    except MemcalcError:
+        return None
+    if not saved or newest_checkpoint(out) is None:
+        return None
+    return Preempted(f"stopped by {signal.Signals(number).name} and saved; {how_to_go_on(out)}")
+
+
 def _is_full(out: Path) -> bool:
     try:
         return shutil.disk_usage(out).free < _FULL
@@ -71,8 +119,23 @@ def _is_full(out: Path) -> bool:
         return False
 
 
-def _next_plan(plan: Plan, out: Path) -> str:
-    """Advice after an OOM: the nearest plan that the ledger says fits, saved beside the run."""
+def _broken_by(plan: Plan, error: RankError) -> str:
+    """What the estimate says of the moment where it ended: how much, and what most of that is that a step adds."""
+    from memcalc.estimate import estimate
+
+    timeline = estimate(plan).timeline
+    held, start = timeline.fullest_in(error.moment), timeline.fullest_in("start")
+    if held is None or start is None:
+        return ""
+    grown = {name: size - start.by_category[name] for name, size in held.by_category.items()}
+    most = max(grown, key=lambda name: grown[name])
+    measured = f", measured {format_bytes(error.allocated)}" if error.allocated else ""
+    added = f", {format_bytes(grown[most])} of it new {most}" if grown[most] > 0 else ""
+    return f" (estimated {format_bytes(held.bytes)} there{measured}{added})"
+
+
+def _next_plan(plan: Plan, out: Path) -> tuple[str, Plan | None]:
+    """Advice after an OOM, and the nearest plan that the ledger says fits, saved beside the run."""
     from memcalc.machine import detect
     from memcalc.recommend import next_plan
 
@@ -84,7 +147,7 @@ def _next_plan(plan: Plan, out: Path) -> str:
     )
     other = next_plan(plan, capacity)
     if other is None:
-        return "no plan for this model fits on this machine"
+        return "no plan for this model fits on this machine", None
     path = out / "next-plan.json"
     changed = [
         f"{name.replace('_', ' ')} {getattr(other, name)}"
@@ -94,13 +157,13 @@ def _next_plan(plan: Plan, out: Path) -> str:
     try:
         other.save(path)
     except FileError:
-        return f"what should fit: {', '.join(changed)}"
-    return f"what should fit: {', '.join(changed)} (saved as {path})"
+        return f"what should fit: {', '.join(changed)}", other
+    return f"what should fit: {', '.join(changed)} (saved as {path})", other
 
 
-def _torchrun_log(out: Path) -> str:
+def _torchrun_log(path: Path) -> str:
     try:
-        return (out / "logs" / "torchrun.log").read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
 

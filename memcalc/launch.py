@@ -7,33 +7,63 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shlex
+import re
+import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from memcalc.errors import PlanError, RunError
-from memcalc.failure import failure
+from memcalc.errors import InputError, PlanError, RunError, shorten
+from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
 from memcalc.plan import Plan
 from memcalc.run_folder import check_folder, check_space, held, newest_checkpoint, prepare
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
 __all__ = [
+    "Place",
     "Run",
     "check",
+    "check_place",
     "command",
     "environment",
     "installed_torch",
     "launch",
     "require_torch",
+    "torchrun",
 ]
 
 TRAINERS = "trainers"
 """The module torchrun runs on each rank."""
+
+_JOIN_SECONDS = 300
+"""How long a machine waits for the others."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """Which of the plan's machines this is, how they find each other, and how often they try. Raises InputError."""
+
+    node: int = 0
+    rendezvous: str = ""
+    """HOST:PORT of the first machine; blank where there is one only."""
+    restarts: int = 0
+    """How often torchrun starts the ranks again after one failed; they go on from the newest checkpoint."""
+
+    def __post_init__(self) -> None:
+        if self.rendezvous and not re.fullmatch(r"([^\s:/\[\]]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", self.rendezvous):
+            raise InputError(f"--rdzv {shorten(self.rendezvous)} is not HOST:PORT, like node0:29500")
+
+    @property
+    def log(self) -> str:
+        """torchrun's log in the run's folder, one for each machine."""
+        return f"torchrun-node-{self.node}.log" if self.node else "torchrun.log"
+
+
+_HERE = Place()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,51 +79,71 @@ def launch(
     *,
     out: Path,
     training: Training,
+    place: Place = _HERE,
+    on_oom_next: bool = False,
     show: Callable[[str], None] = print,
     grace_seconds: float = GRACE_SECONDS,
 ) -> Run:
-    """Train ``plan`` on this machine and leave everything about it in the folder ``out``.
+    """Train this machine's part of ``plan`` and leave everything about it in the folder ``out``.
 
-    Progress goes to ``show`` line by line. Raises MemcalcError before anything is written when the run cannot
+    Progress goes to ``show`` line by line. With ``on_oom_next`` a run that fails for want of memory goes on with the
+    next plan of the same job that should fit. Raises MemcalcError before anything is written when the run cannot
     work, RunError when a rank fails, supervise.Stopped on Ctrl-C; no process is left in any case.
     """
-    for warning in check(plan, out=out, training=training):
+    for warning in check(plan, out=out, training=training, place=place):
         show(f"warning: {warning}")
-    with held(out):
-        prepare(plan, training, out)
-        return _run(plan, training, out, show, grace_seconds)
+    with held(out, place.node):
+        while True:
+            prepare(plan, training, out, log=place.log, first=not place.node)
+            try:
+                return _run(plan, training, place, out, show, grace_seconds)
+            except OutOfMemory as failed:
+                if not on_oom_next or failed.following is None:
+                    raise
+                # Each plan needs clearly less than the one before, so this ends.
+                show(f"{failed}; goes on with that")
+                plan, training = failed.following, replace(training, resume=newest_checkpoint(out) is not None)
+                shutil.rmtree(out / "measured", ignore_errors=True)  # of the plan that failed
 
 
-def _run(plan: Plan, training: Training, out: Path, show: Callable[[str], None], grace_seconds: float) -> Run:
+def _run(
+    plan: Plan, training: Training, place: Place, out: Path, show: Callable[[str], None], grace_seconds: float
+) -> Run:
     started = time.monotonic()
     try:
         code = supervise(
-            command(plan.ranks, TRAINERS, str(out / "plan.json"), str(out), *training.arguments()),
+            torchrun(plan, training, place, out),
             environment=environment(os.environ, plan.allocator),
-            errors=out / "logs" / "torchrun.log",
+            errors=out / "logs" / place.log,
             show=show,
             grace_seconds=grace_seconds,
         )
     except Stopped as stopped:
-        raise Stopped(stopped.signal, _how_to_go_on(out)) from None
+        raise preempted(out, stopped.signal) or Stopped(stopped.signal, how_to_go_on(out)) from None
     if code:
-        raise failure(plan, out, code)
+        raise failure(plan, out, code, log=place.log)
     return Run(out=out, seconds=time.monotonic() - started)
 
 
-def _how_to_go_on(out: Path) -> str:
-    """What can be done with a run that was stopped; its folder knows plan and training."""
-    checkpoint = newest_checkpoint(out)
-    if checkpoint is None:
-        return "no checkpoint was written; --checkpoint-every N keeps some"
-    words = ["memcalc", "launch", str(out / "plan.json"), "--out", str(out), "--resume"]
-    return f"resume with: {shlex.join(words)} (from step {checkpoint[0]})"
+def torchrun(plan: Plan, training: Training, place: Place, out: Path) -> list[str]:
+    """The call that starts this machine's ranks of a plan."""
+    words = [str(out / "plan.json"), str(out), *training.arguments()]
+    if plan.nodes == 1:
+        return command(plan.ranks, TRAINERS, *words, restarts=place.restarts)
+    meeting = [
+        "--nnodes", str(plan.nodes), "--node-rank", str(place.node), "--rdzv-backend", "c10d",
+        "--rdzv-endpoint", place.rendezvous, "--rdzv-id", f"memcalc-{out.name}",
+        "--rdzv-conf", f"join_timeout={_JOIN_SECONDS}",
+    ]  # fmt: skip
+    return command(plan.ranks // plan.nodes, TRAINERS, *words, restarts=place.restarts, meeting=meeting)
 
 
-def command(ranks: int, module: str, *arguments: str) -> list[str]:
-    """One torchrun call: a free port of its own (``--standalone``), and the first failure ends the job."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"]
-    return [*torchrun, "--nproc-per-node", str(ranks), "-m", module, *arguments]
+def command(
+    ranks: int, module: str, *arguments: str, restarts: int = 0, meeting: Sequence[str] = ("--standalone",)
+) -> list[str]:
+    """One torchrun call: by itself on a free port of its own, and without restarts the first failure ends the job."""
+    words = [sys.executable, "-m", "torch.distributed.run", *meeting, "--max-restarts", str(restarts)]
+    return [*words, "--nproc-per-node", str(ranks), "-m", module, *arguments]
 
 
 def environment(base: Mapping[str, str], allocator: str = "") -> dict[str, str]:
@@ -108,7 +158,7 @@ def environment(base: Mapping[str, str], allocator: str = "") -> dict[str, str]:
     return found
 
 
-def check(plan: Plan, *, out: Path, training: Training) -> list[str]:
+def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) -> list[str]:
     """Everything that can be known before a process starts; returns warnings, raises MemcalcError."""
     require_torch()
     if plan.model.family == "size":
@@ -117,16 +167,29 @@ def check(plan: Plan, *, out: Path, training: Training) -> list[str]:
         )
     if plan.untrained:
         raise PlanError(f"this plan can be estimated, but memcalc cannot train {plan.untrained}")
-    if plan.nodes > 1:
-        raise PlanError(f"the plan is for {plan.nodes} nodes; launch starts ranks on this machine only")
+    check_place(plan, place)
     row = plan.optimizer_row
     if not row.library.startswith("torch."):
         raise PlanError(f"{row.name} can be estimated but not trained: {row.library} is not part of torch, take adamw")
     if not row.trained:
         raise PlanError(f"{row.name} can be estimated but not trained: its step takes more than gradients, take adamw")
-    check_folder(plan, out, resume=training.resume)
+    if not place.node:
+        check_folder(plan, out, resume=training.resume)
     check_space(plan, out)
     return _check_machine(plan)
+
+
+def check_place(plan: Plan, place: Place) -> None:
+    """Raises InputError when this machine has no place in the plan."""
+    if plan.nodes > 1 and not place.rendezvous:
+        raise PlanError(
+            f"the plan is for {plan.nodes} nodes; on each of them give --node-rank R and --rdzv HOST:PORT of the first, "
+            "or make it a plan for one with --nodes 1"
+        )
+    if plan.nodes == 1 and place.rendezvous:
+        raise InputError("--rdzv is for several nodes; this plan is for one: give --nodes N, or leave it out")
+    if place.node >= plan.nodes:
+        raise InputError(f"--node-rank {place.node} must be below the number of nodes, {plan.nodes}")
 
 
 def require_torch() -> None:
@@ -147,14 +210,16 @@ def _check_machine(plan: Plan) -> list[str]:
     from memcalc.machine import detect
 
     machine = detect()
-    if plan.device == "cuda" and len(machine.gpus) < plan.ranks:
+    here = plan.ranks // plan.nodes
+    if plan.device == "cuda" and len(machine.gpus) < here:
         found = f"{len(machine.gpus)} GPU{'s' * (len(machine.gpus) > 1)}" if machine.gpus else "no GPU"
         raise PlanError(
-            f"the plan needs {plan.ranks} GPU{'s' * (plan.ranks > 1)}, this machine has {found}; make one for it with memcalc recommend"
+            f"the plan needs {here} GPU{'s' * (here > 1)}{' a node' * (plan.nodes > 1)}, this machine has {found}; "
+            "make one for it with memcalc recommend"
         )
     warnings = []
-    if plan.device == "cpu" and plan.ranks > machine.cores:
-        warnings.append(f"{plan.ranks} ranks share {machine.cores} cores and will be slow")
+    if plan.device == "cpu" and here > machine.cores:
+        warnings.append(f"{here} ranks share {machine.cores} cores and will be slow")
     if plan.torch != installed_torch():
         warnings.append(
             f"the plan is for torch {plan.torch}, installed is {installed_torch()}: its estimate may differ"

@@ -27,7 +27,7 @@ from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 __all__ = ["MEASUREMENT_VERSION", "Measurement", "RankMeasurement"]
 
 MEASUREMENT_VERSION = 1
-_STATUSES = ("running", "done")
+_STATUSES = ("running", "preempted", "done")
 _ARRAYS = {"ident": np.int64, "category": np.int8, "moment": np.int8, "delta": np.int64}
 
 

@@ -1,14 +1,14 @@
 """A run's folder: whether a run may use it, what it is given first, and where a run in it goes on.
 
-OUT/lock                    empty; locked while a run goes on in the folder
+OUT/lock                    empty; locked while a run goes on in the folder (lock-node-R by machine R)
 OUT/plan.json               the plan
 OUT/training.json           how it is trained: data, steps, seed, learning rate, ...
-OUT/logs/torchrun.log       what torchrun said; logs/rank-R.log is what rank R said
+OUT/logs/torchrun.log       what torchrun said (torchrun-node-R.log on machine R); rank-R.log is what rank R said
 OUT/errors/rank-R.json      why rank R failed, when it did
 OUT/next-plan.json          after an OOM: a plan that should fit
 OUT/measured/, run.json     memory by rank and moment; losses, speed, versions
 OUT/checkpoints/step-N/     sharded checkpoints
-OUT/weights/model.pt        the final weights
+OUT/weights/model.safetensors   the final weights
 """
 
 from __future__ import annotations
@@ -29,25 +29,44 @@ from memcalc.records import build
 from memcalc.training import Training
 from memcalc.units import format_bytes
 
-__all__ = ["COMPLETE", "check_folder", "check_space", "continued", "held", "newest_checkpoint", "prepare"]
+__all__ = [
+    "COMPLETE", "check_folder", "check_space", "continued", "drop_old", "held", "newest_checkpoint", "prepare",
+]  # fmt: skip
 
 COMPLETE = "done.json"
 """The file that a checkpoint's folder gets last; without it the folder does not count."""
 
 _BEFORE_A_STEP = re.compile(
-    r"lock|(plan|next-plan|training)\.json|logs(/(torchrun|rank-\d+)\.log)?|errors(/rank-\d+\.json)?"
+    r"lock(-node-\d+)?|(plan|next-plan|training)\.json|logs(/(torchrun(-node-\d+)?|rank-\d+)\.log)?|errors(/rank-\d+\.json)?"
 )
 """What a run leaves that failed before its first step was finished: nothing that could be missed."""
 
 
 def newest_checkpoint(out: Path) -> tuple[int, Path] | None:
     """Step and folder of the latest complete checkpoint, if there is one."""
-    found = {
+    return max(_complete(out / "checkpoints").items(), default=None)
+
+
+def _complete(checkpoints: Path) -> dict[int, Path]:
+    return {
         int(match[1]): path
-        for path in (out / "checkpoints").glob("step-*")
+        for path in checkpoints.glob("step-*")
         if (match := re.fullmatch(r"step-(\d+)", path.name)) and (path / COMPLETE).exists()
     }
-    return max(found.items()) if found else None
+
+
+def drop_old(checkpoints: Path, kept: int) -> None:
+    """Remove what was cut off while it was written and, unless ``kept`` is 0, all complete checkpoints but the newest
+    so many. Nothing goes before there is a complete one; what cannot be removed stays."""
+    complete = _complete(checkpoints)
+    if not complete:
+        return
+    for step in sorted(complete)[:-kept] if kept else []:
+        (complete[step] / COMPLETE).unlink(missing_ok=True)  # first, so that it never counts with files missing
+        shutil.rmtree(complete[step], ignore_errors=True)
+    for path in checkpoints.glob("step-*"):
+        if path.name.removeprefix("step-").isdigit() and not (path / COMPLETE).exists():
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def continued(out: Path, given: Mapping[str, Any]) -> tuple[Training, str]:
@@ -100,18 +119,22 @@ def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
 def _free(out: Path) -> bool:
     """Empty, or left by a run that finished no step. A plan alone may be the user's own."""
     names = [path.relative_to(out).as_posix() for path in out.rglob("*")]
-    return set(names) <= {"lock"} or ("logs" in names and all(_BEFORE_A_STEP.fullmatch(name) for name in names))
+    return all(name.startswith("lock") for name in names) or (
+        "logs" in names and all(_BEFORE_A_STEP.fullmatch(name) for name in names)
+    )
 
 
 @contextlib.contextmanager
-def held(out: Path) -> Iterator[None]:
+def held(out: Path, node: int = 0) -> Iterator[None]:
     """Make the folder and keep other runs out of it; the kernel lets go of it when this process is gone.
+
+    Machines that share the folder of one run have a lock each.
 
     Raises FileError when another run holds it, or it cannot be made.
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = _lock(out, os.O_RDWR | os.O_CREAT)
+        lock = _lock(out, os.O_RDWR | os.O_CREAT, node)
     except OSError as error:
         raise FileError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
     try:
@@ -120,9 +143,9 @@ def held(out: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _lock(out: Path, flags: int) -> int:
+def _lock(out: Path, flags: int, node: int = 0) -> int:
     """A descriptor that holds the folder's lock until it is closed; ranks do not inherit it. Raises FileError, OSError."""
-    lock = os.open(out / "lock", flags, 0o644)
+    lock = os.open(out / (f"lock-node-{node}" if node else "lock"), flags, 0o644)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -152,12 +175,16 @@ def _existing(path: Path) -> Path:
     return next(place for place in (path, *path.parents) if place.exists())
 
 
-def prepare(plan: Plan, training: Training, out: Path) -> None:
-    """Make the run's folder and put plan and training in it; what an earlier try said about its failure goes."""
+def prepare(plan: Plan, training: Training, out: Path, *, log: str = "torchrun.log", first: bool = True) -> None:
+    """Make the run's folder and put plan and training in it; what an earlier try said about its failure goes.
+
+    Every machine of a run writes the same plan and training; the ``first`` removes what is old.
+    """
     try:
         (out / "logs").mkdir(parents=True, exist_ok=True)
-        (out / "logs" / "torchrun.log").unlink(missing_ok=True)
-        shutil.rmtree(out / "errors", ignore_errors=True)
+        (out / "logs" / log).unlink(missing_ok=True)
+        if first:
+            shutil.rmtree(out / "errors", ignore_errors=True)
     except OSError as error:
         raise FileError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
     plan.save(out / "plan.json")

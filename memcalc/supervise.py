@@ -25,8 +25,8 @@ from memcalc.errors import RunError
 
 __all__ = ["GRACE_SECONDS", "Stopped", "supervise"]
 
-GRACE_SECONDS = 10.0
-"""How long a run that was told to stop may take to do so before it is killed."""
+GRACE_SECONDS = 32.0
+"""How long a run that was told to stop may take to do so before it is killed: more than torchrun gives its ranks, 30 s."""
 
 _TOKEN = "MEMCALC_RUN"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

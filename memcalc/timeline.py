@@ -72,6 +72,11 @@ class Timeline:
         """The same, of the step alone: without the moments before the first."""
         return self._peak(~np.isin(self.moment, [MOMENTS.index(name) for name in BEFORE]))
 
+    def fullest_in(self, moment: str) -> Peak | None:
+        """The fullest point within one moment; None where nothing is allocated or freed in it."""
+        counted = self.moment == (MOMENTS.index(moment) if moment in MOMENTS else -1)
+        return self._peak(counted) if counted.any() else None
+
     def _peak(self, counted: NDArray[np.bool_]) -> Peak:
         live = self.live()
         if not counted.any():

@@ -22,6 +22,7 @@ _LIMITS = {
     "eval_every": (0, _MOST_STEPS),
     "checkpoint_every": (0, _MOST_STEPS),
     "measure_steps": (0, _MOST_STEPS),
+    "keep_checkpoints": (0, _MOST_STEPS),
 }
 _FASTEST = 1e3  # learning rate; past these limits a number is a slip
 
@@ -45,6 +46,8 @@ class Training:
     """Steps between checkpoints; 0 saves at the end only."""
     measure_steps: int = 3
     """How many first steps are metered; 0 meters nothing. One alone lacks what lives from the second step on."""
+    keep_checkpoints: int = 0
+    """How many of the newest checkpoints stay; 0 keeps all."""
     resume: bool = False
     """Continue from the newest complete checkpoint of the same folder."""
 
@@ -76,7 +79,9 @@ class Training:
         >>> Training(steps=5).arguments()[:4]
         ['--steps', '5', '--seed', '0']
         """
-        names = ("steps", "seed", "learning_rate", "clip", "eval_every", "checkpoint_every", "measure_steps")
+        names = (
+            "steps", "seed", "learning_rate", "clip", "eval_every", "checkpoint_every", "measure_steps", "keep_checkpoints",
+        )  # fmt: skip
         words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
         for name in ("data", "tokenizer"):
             if getattr(self, name) is not None:

@@ -46,7 +46,7 @@ def stub(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def use(body: str) -> None:
         text = f"import json, os, sys, time, signal; from pathlib import Path; out = Path(sys.argv[2])\n{body}"
         monkeypatch.setattr(
-            launch_module, "command", lambda ranks, module, *words: [sys.executable, "-c", text, *words]
+            launch_module, "command", lambda ranks, module, *words, **how: [sys.executable, "-c", text, *words]
         )
 
     return use

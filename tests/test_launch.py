@@ -91,7 +91,9 @@ def test_more_ranks_than_gpus(tmp_path: Path, machine: SimpleNamespace) -> None:
 
 
 def test_plans_that_cannot_be_run_here(tmp_path: Path) -> None:
-    refused(replace(TWO, nodes=2), tmp_path, "2 nodes; launch starts ranks on this machine only", PlanError)
+    refused(
+        replace(TWO, nodes=2), tmp_path, "2 nodes; on each of them give --node-rank R and --rdzv HOST:PORT", PlanError
+    )
     size = Model(name="1,000 parameters", family="size", parameters=1000)
     refused(Plan(model=size, device="cpu"), tmp_path, "known by its size only", PlanError)
 
@@ -126,7 +128,7 @@ def test_the_call_of_torchrun(tmp_path: Path) -> None:
     assert " ".join(words[2:9]) == "torch.distributed.run --standalone --max-restarts 0 --nproc-per-node 2 -m"
     assert " ".join(words[9:]) == (
         "trainers plan.json --steps 7 --seed 0 --learning-rate 0.0003 --clip 1.0 --eval-every 0 --checkpoint-every 0 "
-        f"--measure-steps 3 --data {tmp_path} --resume"
+        f"--measure-steps 3 --keep-checkpoints 0 --data {tmp_path} --resume"
     )
 
 
@@ -186,7 +188,8 @@ def test_out_of_memory_names_the_next_plan(
     with pytest.raises(RunError) as caught:
         run(TWO, tmp_path)
     assert str(caught.value) == (
-        "rank 1 of 2 ran out of memory in backward; what should fit: micro batch 2, checkpoint every 1 "
+        "rank 1 of 2 ran out of memory in backward (estimated 2.625 MB there, 629.76 kB of it new gradients); "
+        "what should fit: micro batch 2, checkpoint every 1 "
         f"(saved as {tmp_path}/next-plan.json); see {tmp_path}/logs/rank-1.log"
     )
     assert asked == [4 * 2**30]  # two ranks share the RAM

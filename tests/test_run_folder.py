@@ -65,7 +65,7 @@ def test_the_folder_of_a_run_that_made_no_step_is_used_again(tmp_path: Path, stu
 
 @pytest.mark.parametrize(
     "name",
-    ["run.json", "measured/rank-0.json", "checkpoints/step-1/x", "weights/model.pt", "notes.txt", "logs/mine.log",
+    ["run.json", "measured/rank-0.json", "checkpoints/step-1/x", "weights/model.safetensors", "notes.txt", "logs/mine.log",
      "errors/mine.txt", "logs.txt"],
 )  # fmt: skip
 def test_nothing_else_is_overwritten(tmp_path: Path, name: str) -> None:
@@ -207,7 +207,7 @@ SHOW = "print(' '.join(sys.argv[3:])); sys.exit(1)"
 def test_a_resumed_run_is_trained_as_before(interrupted: Path, stub: Callable[[str], None], tmp_path: Path) -> None:
     stub(SHOW)
     assert resume(interrupted).output.splitlines()[-2] == (
-        "--steps 420 --seed 7 --learning-rate 0.001 --clip 1.0 --eval-every 0 --checkpoint-every 100 --measure-steps 3 "
+        "--steps 420 --seed 7 --learning-rate 0.001 --clip 1.0 --eval-every 0 --checkpoint-every 100 --measure-steps 3 --keep-checkpoints 0 "
         f"--data {tmp_path}/there/book.txt --resume"
     )
 

@@ -163,7 +163,7 @@ def prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[
     monkeypatch.setattr(
         validate_module,
         "command",
-        lambda ranks, module, *words: [sys.executable, "-c", STUB, str(tmp_path / "made"), *words],
+        lambda ranks, module, *words, **how: [sys.executable, "-c", STUB, str(tmp_path / "made"), *words],
     )
 
     def make(plans: dict[str, Plan]) -> Path:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from memcalc.errors import MemcalcError
+from memcalc.failure import Preempted
 from memcalc.plan import Plan
+from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
-from trainers.process import Rank, exit_on_signals, join, log_to_file, report
+from trainers.process import Rank, Signals, join, log_to_file, report
 
 __all__ = ["main"]
 
@@ -30,6 +33,9 @@ __all__ = ["main"]
 @click.option("--clip", type=float, default=1.0, show_default=True, help="Largest gradient norm; 0 switches it off.")
 @click.option("--eval-every", type=click.IntRange(min=0), default=0, help="Steps; 0 evaluates at the end only.")
 @click.option("--checkpoint-every", type=click.IntRange(min=0), default=0, help="Steps; 0 saves at the end only.")
+@click.option(
+    "--keep-checkpoints", type=click.IntRange(min=0), default=0, help="How many of the newest stay; 0 keeps all."
+)
 @click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in OUT.")
 @click.option(
     "--measure-steps",
@@ -45,8 +51,10 @@ def main(plan: Path, out: Path, **options: object) -> None:
     terminal = sys.stderr.fileno()
     try:
         terminal = log_to_file(out / "logs" / f"rank-{place.rank}.log")
-        exit_on_signals()
-        code = _run(plan, out, place, Training(**options), terminal)  # type: ignore[arg-type]
+        signals, settings = Signals(), Training(**options)  # type: ignore[arg-type]
+        if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and newest_checkpoint(out) is not None:
+            settings = replace(settings, resume=True)
+        code = _run(plan, out, place, settings, signals, terminal)
     except MemcalcError as error:  # the log itself cannot be written
         os.write(terminal, f"error: {error}\n".encode())
         code = error.exit_code
@@ -56,7 +64,7 @@ def main(plan: Path, out: Path, **options: object) -> None:
     os._exit(code)
 
 
-def _run(path: Path, out: Path, place: Rank, settings: Training, terminal: int) -> int:
+def _run(path: Path, out: Path, place: Rank, settings: Training, signals: Signals, terminal: int) -> int:
     moment = "init"
     try:
         from trainers.loop import Moments, train
@@ -65,9 +73,12 @@ def _run(path: Path, out: Path, place: Rank, settings: Training, terminal: int) 
         try:
             plan = Plan.load(path)
             with join(place, plan.device, settings.seed) as process:
-                train(plan, settings, process, out=out, say=_say(process.first), at=at)
+                train(plan, settings, process, out=out, say=_say(process.first), at=at, signals=signals)
+        except Preempted as told:
+            print(f"stopped by SIGTERM: {told}", file=sys.stderr, flush=True)
+            return told.exit_code
         finally:
-            moment = at.moment
+            moment, signals.saves = at.moment, False
     except BaseException as error:
         line = report(error, out=out, rank=place.rank, moment=moment)
         os.write(terminal, f"{line}\n".encode())

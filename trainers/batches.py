@@ -39,6 +39,17 @@ class Batches:
         reads = plan.family.reads == "tokens"
         self.dtype = torch.int64 if reads else dtype_of(plan.precision_row.weights)
 
+    @property
+    def left_out(self) -> str:
+        """What an epoch does not train on, in a sentence; blank where every sample fills a step."""
+        rest = len(self.training) % self.plan.global_batch
+        if not rest:
+            return ""
+        return (
+            f"{rest} of {len(self.training)} samples do not fill a step of {self.plan.global_batch} and are left out of "
+            "each epoch, other ones every time"
+        )
+
     def seek(self, step: int) -> None:
         """Shuffle anew when a step begins an epoch."""
         if step // self.per_epoch != self.epoch:

@@ -1,8 +1,7 @@
-"""Sharded checkpoints that are either complete or ignored, and the final weights.
+"""Sharded checkpoints that are either complete or ignored.
 
     OUT/checkpoints/step-N/           every rank's part, written by torch.distributed.checkpoint
     OUT/checkpoints/step-N/done.json  written last, by rename: without it the folder does not count
-    OUT/weights/model.pt              name → full tensor; read it with torch.load(path, weights_only=True)
 
 Tensors are stored under the names of the model's weights, whatever wrapped them, so a run can be resumed
 with another strategy or number of ranks.
@@ -12,7 +11,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -23,16 +21,15 @@ import torch.distributed.checkpoint.state_dict_loader as loader
 import torch.distributed.checkpoint.state_dict_saver as saver
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.tensor import DTensor
 
 from memcalc.errors import FileError, PlanError, shorten
 from memcalc.files import read_json, write_text
 from memcalc.plan import Plan
-from memcalc.run_folder import COMPLETE
+from memcalc.run_folder import COMPLETE, drop_old
 from trainers.backends import Prepared
 from trainers.process import Process
 
-__all__ = ["Resumed", "load", "parameters", "save", "save_weights"]
+__all__ = ["Resumed", "load", "parameters", "save"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,8 +58,11 @@ def _state(prepared: Prepared, plan: Plan) -> dict[str, Any]:
     return {"model": named, "optimizer": {name: state for name, state in optimizer.items() if state}}
 
 
-def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progress: Resumed) -> None:
-    """Write checkpoint ``folder/step-N`` together with all ranks. Raises FileError."""
+def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progress: Resumed, *, kept: int = 0) -> None:
+    """Write checkpoint ``folder/step-N`` together with all ranks, then drop all but the newest ``kept`` unless that is 0.
+
+    Raises FileError; the ones before it stay as they were then.
+    """
     path = folder / f"step-{progress.step}"
     if process.first:
         shutil.rmtree(path, ignore_errors=True)
@@ -74,6 +74,7 @@ def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progres
     if process.first:
         marker = dataclasses.asdict(progress) | _job(plan)
         write_text(path / COMPLETE, json.dumps(marker) + "\n")
+        drop_old(folder, kept)
     dist.barrier()
 
 
@@ -104,26 +105,6 @@ def _make_states(prepared: Prepared, plan: Plan) -> None:
         parameter.grad = torch.zeros_like(parameter)
     prepared.optimizer.step()
     prepared.optimizer.zero_grad(set_to_none=True)
-
-
-def save_weights(path: Path, prepared: Prepared, plan: Plan, process: Process) -> None:
-    """Gather the weights one by one and let the first rank write them. Raises FileError."""
-    full: dict[str, Tensor] = {}
-    for name, parameter in parameters(prepared, plan).items():
-        tensor = parameter.detach()
-        tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if process.first:
-            full[name] = tensor.cpu().clone()
-    if not process.first:
-        return
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(full, temporary)
-        os.replace(temporary, path)
-    except (OSError, RuntimeError) as error:  # torch's zip writer reports a full disk as a RuntimeError
-        temporary.unlink(missing_ok=True)
-        raise FileError(f"weights {path} cannot be written: {_cause(error)}") from error
 
 
 def _cause(error: BaseException) -> str:

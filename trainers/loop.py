@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 import memcalc
 from memcalc.errors import InputError
+from memcalc.failure import Preempted
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
 from memcalc.run_folder import newest_checkpoint
@@ -29,7 +30,9 @@ from trainers.backends import Prepared, prepare
 from trainers.batches import Batches
 from trainers.checkpointing import checkpoint_blocks, want_input_gradients
 from trainers.models import build, criterion, dtype_of
-from trainers.process import Process
+from trainers.preemption import Agreement
+from trainers.process import Process, Signals
+from trainers.weights import save_weights
 
 __all__ = ["Moments", "mask_seed", "train"]
 
@@ -61,6 +64,7 @@ def train(
     out: Path | None = None,
     say: Callable[[str], None] = lambda line: None,
     at: Moments | None = None,
+    signals: Signals | None = None,
 ) -> Measurement:
     """Run a plan on the ranks that joined, writing files when ``out`` is given. Raises MemcalcError.
 
@@ -71,7 +75,10 @@ def train(
     batches = Batches(plan, settings, process)
     at = at or Moments()
     resume = newest_checkpoint(out) if out is not None and settings.resume else None
-    metered = min(settings.measure_steps, settings.steps) if resume is None else 0
+    first = 0 if resume is None else resume[0]
+    metered = min(first + settings.measure_steps, settings.steps)  # the step before which the meter is read
+    if metered <= first or (resume is not None and out is not None and (out / "measured").exists()):
+        metered = 0
     if metered:
         at.meter = meters.make(process.device, metered - 1)
         at.outside()
@@ -82,7 +89,8 @@ def train(
     want_input_gradients(model, plan)
     prepared = prepare(model, plan, process.mesh, settings.seed)
     del model
-    return _Run(plan, settings, process, batches, prepared, out, say, at, metered).run(resume[1] if resume else None)
+    run = _Run(plan, settings, process, batches, prepared, out, say, at, metered, signals)
+    return run.run(resume[1] if resume else None)
 
 
 def mask_seed(seed: int, step: int, rank: int) -> int:
@@ -97,10 +105,10 @@ def mask_seed(seed: int, step: int, rank: int) -> int:
 class _Run:
     def __init__(
         self, plan: Plan, settings: Training, process: Process, batches: Batches, prepared: Prepared,
-        out: Path | None, say: Callable[[str], None], at: Moments, metered: int,
+        out: Path | None, say: Callable[[str], None], at: Moments, metered: int, signals: Signals | None,
     ) -> None:  # fmt: skip
         self.plan, self.settings, self.process, self.batches, self.prepared = plan, settings, process, batches, prepared
-        self.out, self.say, self.at, self.metered = out, say, at, metered
+        self.out, self.say, self.at, self.metered, self.signals = out, say, at, metered, signals
         self.criterion = criterion(plan)
         precision, kind = plan.precision_row, process.device.type
         self.autocast: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
@@ -112,37 +120,53 @@ class _Run:
         self.losses: list[float | None] = []
         self.evaluation_loss: float | None = None
         self.measured: RankMeasurement | None = None
-        self.samples, self.seconds = 0, 0.0
+        self.first, self.samples, self.seconds = 0, 0, 0.0
+        self.agreement: Agreement | None = None
 
     def run(self, resume: Path | None) -> Measurement:
-        settings, first = self.settings, 0
+        settings = self.settings
         if resume is not None:
             resumed = checkpoint.load(resume, self.prepared, self.plan)
-            first, self.losses = resumed.step, list(resumed.losses)
+            self.first, self.losses = resumed.step, list(resumed.losses)
             self.scaler.load_state_dict(resumed.scaler)
-            self.say(f"resumed at step {first} from {resume}")
-            if first >= settings.steps:
-                self.say(f"already at step {first}; give more --steps to go on")
+            self.say(f"resumed at step {self.first} from {resume}")
+            if self.first >= settings.steps:
+                self.say(f"already at step {self.first}; give more --steps to go on")
                 return self.record("done")
+        if self.batches.left_out:
+            self.say(self.batches.left_out)
         self.prepared.model.train()
         filled, started = 0, time.perf_counter()
-        for step in range(first, settings.steps):
+        for step in range(self.first, settings.steps):
             self.step(step, filled)
             filled += 1
-            done = step + 1
+            done, told = step + 1, self.told_to_stop()
             evaluates, saves = self.due(done, settings.eval_every), self.due(done, settings.checkpoint_every)
             # What interrupts the steps waits for the device in any case. With the window empty before it, no time
             # of its own counts as the steps', and a checkpoint holds all losses up to it.
-            if filled == self.log_every or done == self.metered or evaluates or saves:
+            if filled == self.log_every or done == self.metered or evaluates or saves or told:
                 self.log(done, filled, time.perf_counter() - started)
                 if done == self.metered:
                     self.read_meter()
                 if evaluates:
                     self.evaluate(done)
-                if saves:
-                    self.save(done)
+                if saves or told:
+                    self.save(done, "preempted" if told else "running")
+                if told and done < settings.steps:
+                    raise Preempted(f"a checkpoint of step {done} was saved")
                 filled, started = 0, time.perf_counter()
+        if self.agreement is not None:
+            self.agreement.close()
         return self.finish()
+
+    def told_to_stop(self) -> bool:
+        """Whether the ranks agree that one of them was told to: then they save and leave. Not while a step is metered,
+        whose bytes are counted."""
+        if self.signals is None or self.out is None or self.at.meter is not None:
+            return False
+        self.signals.saves = True
+        self.agreement = self.agreement or Agreement()
+        return self.agreement.after_step(self.signals.told)
 
     def due(self, done: int, every: int) -> bool:
         """At the end, and every so many steps unless that is 0."""
@@ -249,7 +273,7 @@ class _Run:
     def read_meter(self) -> None:
         """The metered steps are over: read the instrument and put it away."""
         assert self.at.meter is not None
-        self.measured = replace(self.at.meter.finish(self.prepared, self.process.rank), steps=self.metered)
+        self.measured = replace(self.at.meter.finish(self.prepared, self.process.rank), steps=self.metered - self.first)
         self.at.meter = None
         if self.out is not None:
             folder = self.out / "measured"
@@ -257,17 +281,19 @@ class _Run:
             self.measured.save(folder / f"rank-{self.process.rank}.json")
             self.write(self.record("running"))
 
-    def save(self, done: int) -> None:
+    def save(self, done: int, status: str) -> None:
         """A checkpoint from which the run can go on."""
         if self.out is not None:
             progress = checkpoint.Resumed(step=done, losses=self.losses, scaler=self.scaler.state_dict())
-            checkpoint.save(self.out / "checkpoints", self.prepared, self.plan, self.process, progress)
-            self.write(self.record("running"))
+            kept = self.settings.keep_checkpoints
+            checkpoint.save(self.out / "checkpoints", self.prepared, self.plan, self.process, progress, kept=kept)
+            self.write(self.record(status))
 
     def finish(self) -> Measurement:
         """The final weights and the record of the run."""
         if self.out is not None:
-            checkpoint.save_weights(self.out / "weights" / "model.pt", self.prepared, self.plan, self.process)
+            tensors = checkpoint.parameters(self.prepared, self.plan)
+            save_weights(self.out / "weights" / "model.safetensors", tensors, first=self.process.first)
         return self.write(self.record("done"))
 
     def record(self, status: str) -> Measurement:

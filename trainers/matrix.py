@@ -24,7 +24,7 @@ from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.training import Training
 from trainers.loop import Moments, train
-from trainers.process import Process, Rank, exit_on_signals, join, log_to_file, report
+from trainers.process import Process, Rank, Signals, join, log_to_file, report
 
 __all__ = ["main", "run"]
 
@@ -36,7 +36,7 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--steps", type=int, default=3)
     arguments = parser.parse_args(words)
     place = Rank.from_environment()
-    exit_on_signals()
+    Signals()
     settings = Training(steps=arguments.steps, measure_steps=arguments.steps)
     with join(place, "cpu", settings.seed) as process:
         for folder in arguments.folders:

@@ -21,12 +21,18 @@ from memcalc.files import write_text
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Store
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Process", "Rank", "exit_on_signals", "join", "log_to_file", "report"]
+__all__ = ["Process", "Rank", "Signals", "join", "log_to_file", "report"]
 
 _TIMEOUT = timedelta(minutes=5)
 """How long a collective waits for a rank that does not come; torch's own default is 10 or 30 minutes."""
+
+
+_LEAVE_SECONDS = 25.0
+"""How long a rank that was told to stop may take to save what it did; torchrun kills it after 30 s (the default of
+close() in torch/distributed/elastic/multiprocessing/api.py)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,12 +84,11 @@ def join(place: Rank, device_type: str, seed: int) -> Iterator[Process]:
     torch.manual_seed(seed)
     own = not dist.is_initialized()
     if own:
-        store = None if "MASTER_ADDR" in os.environ else dist.HashStore()
         dist.init_process_group(
             "nccl" if device_type == "cuda" else "gloo",
-            store=store,
-            rank=place.rank if store else -1,
-            world_size=place.world if store else -1,
+            store=_store(),
+            rank=place.rank,
+            world_size=place.world,
             timeout=_TIMEOUT,
             device_id=device if device_type == "cuda" else None,
         )
@@ -94,6 +99,20 @@ def join(place: Rank, device_type: str, seed: int) -> Iterator[Process]:
         # After an error the others may be gone, and taking leave of them politely could hang: the process ends anyway.
         if own and sys.exc_info()[0] is None:
             dist.destroy_process_group()
+
+
+def _store() -> Store:
+    """Where ranks tell each other their addresses: torchrun's store, or for a rank alone one of its own.
+
+    Ranks that torchrun started again find the addresses of those that died in the same store, unless the names differ
+    (torch 2.13 takes the store to be a new one, torch/distributed/rendezvous.py, but torchrun shares its own).
+    """
+    import torch.distributed as dist
+
+    if "MASTER_ADDR" not in os.environ:
+        return dist.HashStore()
+    store, _, _ = next(dist.rendezvous("env://", timeout=_TIMEOUT))
+    return dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def log_to_file(path: Path) -> int:
@@ -113,21 +132,32 @@ def log_to_file(path: Path) -> int:
     return terminal
 
 
-def exit_on_signals() -> None:
-    """End at once, with the shell's exit code, on SIGTERM and SIGINT.
+class Signals:
+    """Waits for SIGTERM and SIGINT in a thread of its own.
 
-    A thread waits for them, because Python runs signal handlers only between bytecodes and a rank that waits
-    in a collective for a dead peer executes none. Files are written by rename, so ending at once leaves none half-written.
+    Python runs signal handlers only between bytecodes, and a rank that waits in a collective for a dead peer executes
+    none. Files are written by rename, so ending at once leaves none half-written.
     """
-    stops = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stops)
 
-    def wait() -> None:
-        number = signal.sigwait(stops)
+    def __init__(self) -> None:
+        self.saves = False
+        """Whether there are steps that ending at once would lose; the loop says so."""
+        self.told = False
+        self._numbers = {signal.SIGTERM, signal.SIGINT}
+        signal.pthread_sigmask(signal.SIG_BLOCK, self._numbers)
+        threading.Thread(target=self._wait, name="signals", daemon=True).start()
+
+    def _wait(self) -> None:
+        number = signal.sigwait(self._numbers)
+        if number == signal.SIGTERM and self.saves:
+            self.told = True
+            print(
+                f"told to stop by SIGTERM; saves a checkpoint within {_LEAVE_SECONDS:g} s", file=sys.stderr, flush=True
+            )
+            again = signal.sigtimedwait(self._numbers, _LEAVE_SECONDS)
+            number = signal.SIGTERM if again is None else signal.Signals(again.si_signo)
         print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
         os._exit(128 + number)
-
-    threading.Thread(target=wait, name="signals", daemon=True).start()
 
 
 def report(error: BaseException, *, out: Path, rank: int, moment: str) -> str:
@@ -136,7 +166,9 @@ def report(error: BaseException, *, out: Path, rank: int, moment: str) -> str:
     sys.stderr.flush()
     oom = _is_oom(error)
     message = str(error).strip().split("\n")[0] or type(error).__name__
-    said = {"rank": rank, "moment": moment, "kind": "oom" if oom else "error", "message": message}
+    said: dict[str, object] = {"rank": rank, "moment": moment, "kind": "oom" if oom else "error", "message": message}
+    if oom and (allocated := _allocated()):
+        said["allocated"] = allocated
     path = out / "errors" / f"rank-{rank}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,6 +178,13 @@ def report(error: BaseException, *, out: Path, rank: int, moment: str) -> str:
     if isinstance(error, MemcalcError):
         return f"error: {message}"
     return f"error: rank {rank} failed in {moment}: {message}; see {out / 'logs' / f'rank-{rank}.log'}"
+
+
+def _allocated() -> int:
+    """The most this rank held on its GPU, in bytes; 0 on the CPU, which keeps no count."""
+    import torch
+
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_initialized() else 0
 
 
 def _is_oom(error: BaseException) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +11,10 @@ import click
 from click.core import ParameterSource
 
 from memcalc.cli.compare import compare_table, summary
-from memcalc.cli.kinds import File
+from memcalc.cli.kinds import File, Name, Whole
 from memcalc.compare import compare_run
 from memcalc.errors import FileError
-from memcalc.launch import Run, launch
+from memcalc.launch import Place, Run, check_place, launch, torchrun
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.run_folder import continued, newest_checkpoint
@@ -25,9 +27,14 @@ Examples:
   memcalc launch plan.json --data book.txt --steps 200 --out run
   memcalc launch plan.json --data books/ --steps 1000 --checkpoint-every 100 --eval-every 100 --out run
   memcalc launch run/plan.json --steps 2000 --out run --resume
+  memcalc launch plan.json --checkpoint-every 100 --max-restarts 3 --on-oom next --out run
+  memcalc launch plan.json --out /shared/run --nodes 2 --node-rank 0 --rdzv node0:29500    # and rank 1 on the other
+  memcalc launch plan.json --out run --dry-run
 
 The folder of a run holds plan.json, training.json, logs/, measured/, run.json, checkpoints/ and weights/.
-Ctrl-C stops all ranks; a second one kills them at once.
+Ctrl-C stops all ranks; a second one kills them at once. SIGTERM lets them save a checkpoint first (within
+25 s): the exit code is then 75, and --resume goes on as if nothing had been. Several nodes need a folder that all
+of them share.
 """
 
 
@@ -61,15 +68,64 @@ Ctrl-C stops all ranks; a second one kills them at once.
     show_default=True,
     help="How many first steps are metered: 0, or at least 2.",
 )
+@click.option(
+    "--keep-checkpoints", type=int, default=0, metavar="N", help="Keep the newest N checkpoints; 0: all of them."
+)
+@click.option(
+    "--max-restarts",
+    type=Whole(0),
+    default="0",
+    metavar="N",
+    help="Start the ranks again, at most N times, after one failed; they go on from the newest checkpoint.",
+)
+@click.option(
+    "--on-oom",
+    type=Name("choice", ("stop", "next")),
+    default="stop",
+    help="After running out of memory: stop, or go on with the next plan that should fit.",
+)
+@click.option("--nodes", type=Whole(), metavar="N", help="Machines the plan's ranks are spread over; else the plan's.")
+@click.option(
+    "--node-rank",
+    type=Whole(0),
+    metavar="R",
+    envvar="SLURM_NODEID",
+    help="Which of them this is, from 0; under srun it is known.",
+)
+@click.option(
+    "--rdzv", default="", metavar="HOST:PORT", help="Where the nodes meet: the first one, and a free port on it."
+)
+@click.option(
+    "--dry-run", is_flag=True, help="Only show the torchrun line of this node and, for several, the srun line."
+)
 @click.pass_context
-def command(ctx: click.Context, /, plan: Path, out: Path, **options: Any) -> None:
+def command(
+    ctx: click.Context,
+    /,
+    plan: Path,
+    out: Path,
+    nodes: int | None,
+    node_rank: int | None,
+    rdzv: str,
+    max_restarts: int,
+    on_oom: str,
+    dry_run: bool,
+    **options: Any,
+) -> None:
     """Train the plan in PLAN.json on this machine's GPUs or CPUs under torchrun.
 
     Ends with estimated against measured memory, the evaluation loss and where the checkpoint is.
     """
     what = Plan.load(plan)
+    what = replace(what, nodes=nodes) if nodes else what
+    # SLURM sets the node's number for any job; a plan for one node has no use for it.
+    place = Place(node=(node_rank or 0) if what.nodes > 1 else 0, rendezvous=rdzv, restarts=max_restarts)
+    if dry_run:
+        click.echo(dry(what, Training(**options), place, plan_file=plan, out=out))
+        return
+    how: dict[str, Any] = {"place": place, "on_oom_next": on_oom == "next"}
     if not options["resume"]:
-        run_and_show(what, out=out, training=Training(**options))
+        run_and_show(what, out=out, training=Training(**options), **how)
         return
     given = {key: value for key, value in options.items() if ctx.get_parameter_source(key) != ParameterSource.DEFAULT}
     training, changed = continued(out, given)
@@ -79,12 +135,31 @@ def command(ctx: click.Context, /, plan: Path, out: Path, **options: Any) -> Non
     if checkpoint is not None and checkpoint[0] >= training.steps:
         click.echo(f"already at step {checkpoint[0]}; give more --steps to go on")
         return
-    run_and_show(what, out=out, training=training)
+    run_and_show(what, out=out, training=training, **how)
 
 
-def run_and_show(plan: Plan, *, out: Path, training: Training) -> None:
+def dry(plan: Plan, training: Training, place: Place, *, plan_file: Path, out: Path) -> str:
+    """The lines that would start the plan: torchrun's here, and what srun would call on every node."""
+    check_place(plan, place)
+    words = ["torchrun", *torchrun(plan, training, place, out)[3:]]  # what follows "python -m torch.distributed.run"
+    words[words.index(str(out / "plan.json"))] = str(plan_file)  # launch would write the other
+    allocator = ["env", f"PYTORCH_CUDA_ALLOC_CONF={plan.allocator}"] if plan.allocator else []
+    lines = [shlex.join([*allocator, *words])]
+    if plan.nodes > 1:
+        words = ["memcalc", "launch", str(plan_file), "--out", str(out), *training.arguments()]
+        words += ["--nodes", str(plan.nodes), "--rdzv", place.rendezvous]
+        words += ["--max-restarts", str(place.restarts)] if place.restarts else []
+        gpus = ["--gpus-per-node", str(plan.ranks // plan.nodes)] if plan.device == "cuda" else []
+        lines.append(shlex.join(["srun", "--nodes", str(plan.nodes), "--ntasks-per-node", "1", *gpus, *words]))
+    return "\n".join(lines)
+
+
+def run_and_show(plan: Plan, *, out: Path, training: Training, **how: Any) -> None:
     """Launch a plan with progress on the terminal, and show what came of it."""
-    run = launch(plan, out=out, training=training, show=click.echo)
+    run = launch(plan, out=out, training=training, show=click.echo, **how)
+    if how.get("place", Place()).node:
+        click.echo(f"done in {run.seconds:.1f} s; the first node shows what came of it")
+        return
     click.echo()
     try:
         comparison = compare_run(out)

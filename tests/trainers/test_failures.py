@@ -167,5 +167,5 @@ def test_progress_goes_to_the_terminal_once(tmp_path: Path) -> None:
     lines = done.stdout.splitlines()
     assert [line.split("  ")[0] for line in lines] == ["step 1/4", "step 2/4", "step 3/4", "step 4/4", "step 4/4"]
     assert "tokens/s" in lines[3] and "allocated" in lines[3] and "evaluation loss" in lines[4]
-    assert (tmp_path / "weights" / "model.pt").exists()
+    assert (tmp_path / "weights" / "model.safetensors").exists()
     assert {path.name for path in (tmp_path / "measured").iterdir()} == {"rank-0.json", "rank-1.json"}

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from memcalc.measurement import Measurement
 from memcalc.models.gpt2 import weights
@@ -86,14 +87,11 @@ def test_another_strategy_and_world_goes_on(results: tuple[dict[str, Result], di
 
 
 def test_weights_are_whole_and_safe_to_load(results: tuple[dict[str, Result], dict[str, Result]], folder: Path) -> None:
-    saved = {
-        name: torch.load(folder / name / "weights" / "model.pt", weights_only=True)
-        for name in ("ddp", "fsdp-full-shard")
-    }
+    saved = {name: load_file(folder / name / "weights" / "model.safetensors") for name in ("ddp", "fsdp-full-shard")}
     expected = {weight.name: weight.shape for weight in weights(PLANS["ddp"].model)}
     for tensors in saved.values():
         assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == expected
-    again = torch.load(folder / "resumed" / "ddp" / "weights" / "model.pt", weights_only=True)
+    again = load_file(folder / "resumed" / "ddp" / "weights" / "model.safetensors")
     assert all(torch.allclose(again[name], saved["ddp"][name], atol=1e-6) for name in expected)
 
 
