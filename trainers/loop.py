@@ -292,8 +292,13 @@ class _Run:
     def finish(self) -> Measurement:
         """The final weights and the record of the run."""
         if self.out is not None:
-            tensors = checkpoint.parameters(self.prepared, self.plan)
-            save_weights(self.out / "weights" / "model.safetensors", tensors, first=self.process.first)
+            dtype = dtype_of(self.plan.precision_row.weights)
+            shapes = {
+                weight.name: torch.empty(weight.shape, dtype=dtype_of(weight.dtype) if weight.dtype else dtype, device="meta")
+                for weight in self.plan.weights
+            }
+            whole = partial(checkpoint.whole, self.prepared, self.plan)
+            save_weights(self.out / "weights" / "model.safetensors", shapes, whole, first=self.process.first)
         return self.write(self.record("done"))
 
     def record(self, status: str) -> Measurement:

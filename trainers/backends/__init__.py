@@ -51,6 +51,15 @@ class Prepared:
     """The mean loss of a batch without backward, where it is not that of ``model``'s output."""
     backward: Callable[[Tensor], object] = Tensor.backward
     """Runs backward from a loss."""
+    state: Callable[[], dict[str, Any]] | None = None
+    """What a checkpoint holds of this rank by name, ``{"model": ..., "optimizer": ...}``; None is what ``model`` and
+    ``states`` hold, whose parameters then are the plan's weights."""
+    restore: Callable[[dict[str, Any]], object] | None = None
+    """Takes back what ``state`` gave, filled from a checkpoint; None where that is the tensors themselves."""
+    wake: Callable[[], object] | None = None
+    """Lets the optimizer make its states; None is a step of length 0."""
+    whole: Callable[[str], Tensor] | None = None
+    """One weight in full, on the first rank at least; all ranks ask for the same. None is a parameter of ``model``."""
     clip: Callable[[float], object] | None = None
     """Scales gradients down to a norm; None is ``clip_grad_norm_``."""
 

@@ -18,6 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from memcalc.plan import Plan
 from trainers import optimizers
 from trainers.backends import Prepared, device_of
+from trainers.backends.deepspeed_state import Saved
 from trainers.models import materialise
 
 __all__ = ["configuration", "prepare"]
@@ -139,6 +140,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
             engine.optimizer.clip_grad = limit
 
     engine.set_gradient_accumulation_boundary(True)
+    saved = Saved(engine, plan) if plan.strategy_row.zero_stage else None
     return Prepared(
         model=engine,
         optimizer=_Update(engine),
@@ -147,12 +149,8 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         casts_itself=True,
         backward=backward,
         clip=clip,
+        state=saved and saved.state,
+        restore=saved and saved.restore,
+        wake=saved and saved.wake,
+        whole=saved and saved.whole,
     )
-
-
-def full(parameter: Tensor) -> Tensor:
-    """A float32 copy of a whole weight, wherever it lies."""
-    from deepspeed.utils import safe_get_full_fp32_param
-
-    found = safe_get_full_fp32_param(parameter)
-    return parameter.detach().float() if found is None else torch.as_tensor(found)

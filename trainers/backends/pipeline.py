@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from memcalc.plan import Plan
 from memcalc.spec import Weight
-from memcalc.stages import Stretch
+from memcalc.stages import Stretch, stage_weights
 from memcalc.stages import stage as stage_of
 from trainers import optimizers
 from trainers.backends import Prepared, composed_mesh, device_of, sharding_mesh
@@ -83,7 +83,27 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         run_step=run_step,
         loss=runner.loss,
         clip=clip,
+        whole=lambda name: _whole(name, weights, whole, plan, ranks),
     )
+
+
+def _whole(name: str, weights: list[Weight], model: nn.Module, plan: Plan, ranks: DeviceMesh) -> Tensor:
+    """A weight in full, sent to the first rank by the stage of its pipeline that has it."""
+    group = ranks["pipeline"].get_group()
+    peers, me = dist.get_process_group_ranks(group), dist.get_rank(group)
+    every = [stage_of(plan, index) for index in range(plan.layout.pipeline)]
+    holder = next(each.index for each in every if name in {w.name for w in stage_weights(plan.weights, each, False)})
+    shape = next(weight.shape for weight in plan.weights if weight.name == name)
+    found = torch.empty(shape, dtype=dtype_of(plan.precision_row.weights), device=ranks.device_type)
+    if holder == me:
+        held = next(p for w, p in zip(weights, model.parameters(), strict=True) if w.name == name).detach()
+        found = held.full_tensor() if isinstance(held, DTensor) else held
+    if holder and peers[0] == 0:
+        if me == holder:
+            dist.send(found.contiguous(), 0, group=group)
+        elif me == 0:
+            dist.recv(found, peers[holder], group=group)
+    return found
 
 
 def _autocast(plan: Plan, kind: str) -> Callable[[], contextlib.AbstractContextManager[object]]:
