@@ -61,6 +61,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             name="data-parallel",
             summary="one process for all GPUs (nn.DataParallel); the first one also takes all outputs and the loss",
             one_process=True,
+            backend="data_parallel",
         ),
         Strategy(
             name="zero-1",

@@ -48,6 +48,8 @@ class Training:
     """How many first steps are metered; 0 meters nothing. One alone lacks what lives from the second step on."""
     keep_checkpoints: int = 0
     """How many of the newest checkpoints stay; 0 keeps all."""
+    accelerate: bool = False
+    """The strategy is put around the model by accelerate."""
     resume: bool = False
     """Continue from the newest complete checkpoint of the same folder."""
 
@@ -86,7 +88,7 @@ class Training:
         for name in ("data", "tokenizer"):
             if getattr(self, name) is not None:
                 words += [f"--{name}", str(getattr(self, name))]
-        return [*words, "--resume"] if self.resume else words
+        return words + [f"--{name}" for name in ("accelerate", "resume") if getattr(self, name)]
 
     def as_saved(self) -> dict[str, Any]:
         """What a run's folder keeps: everything but ``resume``, with paths that hold wherever one stands."""

@@ -76,7 +76,9 @@ ALLOWED = {
     "memcalc": {"click", "tabulate", "numpy", "memcalc"},
     "trainers": {"click", "numpy", "torch", "memcalc", "trainers"},
 }
-OPTIONAL = {"trainers": {"PIL", "safetensors", "tokenizers"}}  # imported inside the function that needs them
+OPTIONAL = {
+    "trainers": {"PIL", "accelerate", "deepspeed", "safetensors", "tokenizers"}
+}  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])
 

@@ -24,12 +24,16 @@ class Batches:
 
     def __init__(self, plan: Plan, settings: Training, process: Process) -> None:
         self.plan, self.device = plan, process.device
+        self.readers = plan.data_parallel if plan.processes > 1 else 1
+        """Processes that read samples of their own."""
+        self.size = plan.micro_batch * (plan.data_parallel // self.readers)
+        """Samples of a micro batch that this process reads."""
         self.samples = data.load(plan, settings.data, settings.tokenizer)
         what = f"{plan.micro_batch} a rank x {plan.accumulation} micro batches x {plan.data_parallel} ranks"
         self.training, self.held_out = data.split(self.samples, per_step=plan.global_batch, what=what)
         self.sampler: DistributedSampler[int] = DistributedSampler(
             self.training,  # type: ignore[arg-type]  # all it asks for is a length
-            plan.data_parallel,
+            self.readers,
             process.rank // plan.layout.model_parallel,
             seed=settings.seed,
             drop_last=True,
@@ -59,13 +63,13 @@ class Batches:
 
     def get(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of one micro batch of a step."""
-        size = self.plan.micro_batch
+        size = self.size
         first = (step % self.per_epoch * self.plan.accumulation + micro) * size
         return self.at(self.training[self.order[first : first + size]])
 
     def whole(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of all micro batches of a step together."""
-        size = self.plan.micro_batch * self.plan.accumulation
+        size = self.size * self.plan.accumulation
         first = step % self.per_epoch * size
         return self.at(self.training[self.order[first : first + size]])
 

@@ -28,9 +28,10 @@ from memcalc.files import read_json, write_text
 from memcalc.plan import Plan
 from memcalc.run_folder import COMPLETE, drop_old
 from trainers.backends import Prepared
+from trainers.models import dtype_of
 from trainers.process import Process
 
-__all__ = ["Resumed", "load", "parameters", "save", "whole"]
+__all__ = ["Resumed", "load", "parameters", "save", "shapes", "whole"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -46,6 +47,15 @@ def parameters(prepared: Prepared, plan: Plan) -> dict[str, Tensor]:
     """The model's parameters by the names of its weights: wrappers rename them, but keep their order."""
     names = [weight.name for weight in (plan.weights if prepared.weights is None else prepared.weights)]
     return dict(zip(names, prepared.model.parameters(), strict=True))
+
+
+def shapes(plan: Plan) -> dict[str, Tensor]:
+    """Shape and dtype of each whole weight, as tensors without memory."""
+    usual = plan.precision_row.weights
+    return {
+        weight.name: torch.empty(weight.shape, dtype=dtype_of(weight.dtype or usual), device="meta")
+        for weight in plan.weights
+    }
 
 
 def whole(prepared: Prepared, plan: Plan, name: str) -> Tensor:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import memcalc
 from memcalc.errors import InputError
@@ -70,8 +71,8 @@ def train(
 
     The measurement that comes back holds this rank's memory only.
     """
-    if plan.ranks != process.world:
-        raise InputError(f"the plan is for {plan.ranks} ranks, but {process.world} were started")
+    if plan.processes != process.world:
+        raise InputError(f"the plan is for {plan.processes} ranks, but {process.world} were started")
     batches = Batches(plan, settings, process)
     at = at or Moments()
     resume = newest_checkpoint(out) if out is not None and settings.resume else None
@@ -87,7 +88,7 @@ def train(
     if plan.layout.pipeline == 1:  # the stretches of a pipeline begin anew, so its backend does it
         checkpoint_blocks(model, plan)
     want_input_gradients(model, plan)
-    prepared = prepare(model, plan, process.mesh, settings.seed)
+    prepared = prepare(model, plan, process.mesh, settings.seed, accelerate=settings.accelerate)
     del model
     run = _Run(plan, settings, process, batches, prepared, out, say, at, metered, signals)
     return run.run(resume[1] if resume else None)
@@ -114,7 +115,8 @@ class _Run:
         self.autocast: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         if precision.autocast and not prepared.casts_itself:
             self.autocast = lambda: torch.autocast(kind, dtype_of(precision.compute))
-        self.scaler = torch.amp.GradScaler(kind, enabled=precision.loss_scaling)
+        scaler = ShardedGradScaler if prepared.divides_silently else torch.amp.GradScaler
+        self.scaler = scaler(kind, enabled=precision.loss_scaling and not prepared.scales_itself)
         self.log_every = min(max(settings.steps // 20, 1), _LOG_EVERY)
         self.window = torch.zeros(self.log_every, device=process.device)
         self.losses: list[float | None] = []
@@ -226,12 +228,12 @@ class _Run:
     @torch.no_grad()
     def evaluate(self, done: int) -> None:
         """Mean loss over the held-out samples of all ranks, each counted once."""
-        prepared, held, size = self.prepared, self.batches.held_out, self.plan.micro_batch
+        prepared, held, size = self.prepared, self.batches.held_out, self.batches.size
         copies = self.plan.layout.model_parallel  # ranks that work on the same samples
-        mine = held[self.process.rank // copies :: self.plan.data_parallel]
+        mine = held[self.process.rank // copies :: self.batches.readers]
         prepared.model.eval()
         total = torch.zeros(2, dtype=torch.float64, device=self.process.device)
-        for first in range(0, math.ceil(len(held) / self.plan.data_parallel), size):
+        for first in range(0, math.ceil(len(held) / self.batches.readers), size):
             rows = mine[first : first + size]
             # Sharded models need every rank in every forward pass; one without samples left repeats one that does not count.
             inputs, targets = self.batches.at(rows if len(rows) else held[:1])
@@ -292,13 +294,13 @@ class _Run:
     def finish(self) -> Measurement:
         """The final weights and the record of the run."""
         if self.out is not None:
-            dtype = dtype_of(self.plan.precision_row.weights)
-            shapes = {
-                weight.name: torch.empty(weight.shape, dtype=dtype_of(weight.dtype) if weight.dtype else dtype, device="meta")
-                for weight in self.plan.weights
-            }
             whole = partial(checkpoint.whole, self.prepared, self.plan)
-            save_weights(self.out / "weights" / "model.safetensors", shapes, whole, first=self.process.first)
+            save_weights(
+                self.out / "weights" / "model.safetensors",
+                checkpoint.shapes(self.plan),
+                whole,
+                first=self.process.first,
+            )
         return self.write(self.record("done"))
 
     def record(self, status: str) -> Measurement:

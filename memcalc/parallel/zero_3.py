@@ -143,6 +143,8 @@ class Zero3(Replicated):
         self.modules.drop()
         self.kept.clear()
         if self.offload.optimizer != "none":
+            for size in self.groups if self.plan.device == "cpu" else []:
+                self.temporaries([(size,)], "float32")
             return
         if not self.plan.family.opaque:
             largest = max(map(self.part, self.trained))

@@ -42,6 +42,10 @@ class Prepared:
     """Gives back what a forward pass without backward left gathered."""
     casts_itself: bool = False
     """The wrapper casts to the compute dtype, so autocast must stay off."""
+    scales_itself: bool = False
+    """The wrapper scales 16-bit losses."""
+    divides_silently: bool = False
+    """Gradients are plain tensors of which each rank has a part, so that ranks must agree whether one is infinite."""
     weights: Sequence[Weight] | None = None
     """The weights of ``model`` in its order, where it is a part of the plan's model; None are all."""
     run_step: Callable[[Tensor, Tensor, Callable[[str], None]], Tensor] | None = None
@@ -64,9 +68,9 @@ class Prepared:
     """Scales gradients down to a norm; None is ``clip_grad_norm_``."""
 
 
-def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
-    """Apply the plan's strategy with the backend its row names."""
-    backend = importlib.import_module(f"{__name__}.{_backend(plan)}")
+def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, *, accelerate: bool = False) -> Prepared:
+    """Apply the plan's strategy with the backend its row names, or let accelerate do it."""
+    backend = importlib.import_module(f"{__name__}.{'accelerated' if accelerate else _backend(plan)}")
     prepared = backend.prepare(model, plan, mesh, seed)
     assert isinstance(prepared, Prepared)
     return prepared

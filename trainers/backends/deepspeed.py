@@ -9,12 +9,13 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from memcalc.errors import RunError
 from memcalc.plan import Plan
 from trainers import optimizers
 from trainers.backends import Prepared, device_of
@@ -86,7 +87,10 @@ def _load(kind: str) -> Any:
     if kind == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
-    import deepspeed
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise RunError(f"deepspeed cannot be imported ({error}); pip install 'gpu-memcalc[deepspeed]'") from None
 
     return deepspeed
 
@@ -140,17 +144,17 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
             engine.optimizer.clip_grad = limit
 
     engine.set_gradient_accumulation_boundary(True)
-    saved = Saved(engine, plan) if plan.strategy_row.zero_stage else None
-    return Prepared(
+    prepared = Prepared(
         model=engine,
         optimizer=_Update(engine),
         states=getattr(engine.optimizer, "optimizer", engine.optimizer),
         accumulate=accumulate,
         casts_itself=True,
+        scales_itself=True,
         backward=backward,
         clip=clip,
-        state=saved and saved.state,
-        restore=saved and saved.restore,
-        wake=saved and saved.wake,
-        whole=saved and saved.whole,
     )
+    if not plan.strategy_row.zero_stage:
+        return prepared
+    saved = Saved(engine, plan)
+    return replace(prepared, state=saved.state, restore=saved.restore, wake=saved.wake, whole=saved.whole)

@@ -29,9 +29,10 @@ class Saved:
 
     def keys(self) -> tuple[list[str], list[str]]:
         """Names of the states that are as large as what they are of, and of those that are one number."""
-        of = next(iter(self.states.state.items()), (torch.empty(0), {}))
-        tensors = {key: value for key, value in of[1].items() if isinstance(value, Tensor)}
-        large = [key for key, value in tensors.items() if value.shape == of[0].shape]
+        nothing: tuple[Tensor, dict[str, Any]] = (torch.empty(0), {})
+        partition, states = next(iter(self.states.state.items()), nothing)
+        tensors = {key: value for key, value in states.items() if isinstance(value, Tensor)}
+        large = [key for key, value in tensors.items() if value.shape == partition.shape]
         return large, [key for key in tensors if key not in large]
 
     def whole(self, name: str) -> Tensor:
@@ -78,7 +79,7 @@ class Saved:
             safe_set_full_fp32_param(parameter, value)
             for key in large:
                 safe_set_full_optimizer_state(parameter, state["optimizer"][name][key].to(self.engine.device), key)
-        saved = next(iter(state["optimizer"].values()), {})
+        saved: dict[str, Tensor] = next(iter(state["optimizer"].values()), {})
         for held in self.states.state.values():
             for key in numbers:
                 held[key].copy_(saved[key])

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
 from memcalc.plan import Plan
 from trainers import optimizers
@@ -28,10 +29,14 @@ def shard(model: nn.Module, blocks: Iterable[nn.Module], plan: Plan, mesh: Devic
         param_dtype=dtype_of(precision.compute) if precision.autocast else None,
         reduce_dtype=dtype_of(plan.reduce_dtype),
     )
+    pinned = plan.offload.pin_memory and mesh.device_type == "cuda"
+    offload = CPUOffloadPolicy(pin_memory=pinned) if plan.offload.on else OffloadPolicy()
     for unit in blocks:
-        fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=plan.strategy_row.reshards)
+        fully_shard(
+            unit, mesh=mesh, mp_policy=policy, offload_policy=offload, reshard_after_forward=plan.strategy_row.reshards
+        )
     # The root stays gathered from forward to backward, which is torch's default: it would be needed again at once.
-    return fully_shard(model, mesh=mesh, mp_policy=policy)
+    return fully_shard(model, mesh=mesh, mp_policy=policy, offload_policy=offload)
 
 
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
@@ -39,7 +44,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     if plan.layout.tensor > 1:
         divide(model, plan, composed_mesh(mesh, plan)["tensor"])
     root = shard(model, units(model, plan), plan, sharding_mesh(mesh, plan))
-    materialise(model, plan, device_of(mesh), seed)
+    materialise(model, plan, torch.device("cpu") if plan.offload.on else device_of(mesh), seed)
     optimizer = optimizers.make(model.parameters(), plan)
 
     @contextmanager

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
+    CPUOffload,
     FullyShardedDataParallel,
     MixedPrecision,
     ShardingStrategy,
@@ -61,6 +62,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         limit_all_gathers=plan.fsdp.limit_all_gathers,
         use_orig_params=plan.fsdp.original_parameters,
         device_id=device,
+        cpu_offload=CPUOffload(offload_params=plan.offload.on),
     )
     optimizer = optimizers.make(wrapped.parameters(), plan)
     saved = _Saved(wrapped, optimizer, names)
@@ -70,6 +72,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         states=optimizer,
         accumulate=contextlib.nullcontext if plan.fsdp.sync_every_micro_batch else wrapped.no_sync,
         casts_itself=True,
+        divides_silently=True,
         clip=wrapped.clip_grad_norm_,
         state=saved.state,
         restore=saved.restore,
