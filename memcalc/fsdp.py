@@ -59,7 +59,7 @@ class Fsdp(Group):
     """As torchtitan since 28 July 2025 (models/llama3/infra/parallelize.py, apply_fsdp); the head stays gathered."""
 
     def check(self, plan: Plan) -> None:
-        shared = plan.model.tied or plan.family.sequences > 1
+        shared = plan.model.tied or plan.family.encodes
         if self.separate_root and plan.strategy_row.gathers and (self.version == "1" or shared):
             raise PlanError("separate root: only of FSDP 2, and where embeddings are used once; leave it out")
         ranks, groups = plan.data_parallel * plan.layout.context, self.groups(plan)
@@ -99,8 +99,3 @@ class Fsdp(Group):
             old = ("forward_prefetch", "backward_prefetch", "limit_all_gathers", "original_parameters")
             found |= dict.fromkeys(old, "is for FSDP 1; add --fsdp-version 1")
         return found
-
-    def untrained(self, plan: Plan) -> str:
-        if not plan.strategy_row.gathers:
-            return ""
-        return "with FSDP 1, whose flat shards it does not save; take --fsdp-version 2" if self.version == "1" else ""

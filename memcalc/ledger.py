@@ -19,14 +19,14 @@ from functools import partial
 
 from memcalc import ops
 from memcalc.adapted import adapting, prompting
+from memcalc.batch import Batch, make_batch
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
-from memcalc.graph import Graph, Node, Tensor
+from memcalc.graph import Tensor
 from memcalc.models import Block
 from memcalc.parallel import EMBEDDINGS, Replicated, Zero3, build_whole, flattened, make, resume, shard_units
-from memcalc.pipeline import Links
+from memcalc.pipeline import Flight, Links, whole_batch
 from memcalc.plan import Plan
-from memcalc.recorder import Storage
 from memcalc.schedules import MIDDLE, passes, played
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import HEAD, Weight
@@ -42,7 +42,9 @@ __all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skel
 # Allocations on CUDA are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 CUDA_BLOCK = 512
 
-Batch = tuple[Tensor, Tensor]
+# SoftmaxBackward0 and LogSoftmaxBackward0 of torch/include/torch/csrc/autograd/generated/Functions.h, read in the wheels
+# of 1.10.2, where they hold self_ and result_, and of 1.11.0, where they hold result_ (pytorch pull request 65242).
+SOFTMAX_KEEPS_OUTPUT_ONLY_SINCE = (1, 11)
 
 
 def ledger(plan: Plan, stage: int | None = None) -> Timeline:
@@ -89,20 +91,6 @@ def play(plan: Plan, stage: Stage) -> Skeleton:
     return step.tape.skeleton(CUDA_BLOCK if plan.device == "cuda" else 1)
 
 
-class _Flight:
-    """A micro batch between its forward and its backward pass through some layers: the graph and what is kept for it."""
-
-    __slots__ = ("entry", "graph", "kept", "output")
-
-    graph: Graph
-    output: Tensor
-
-    def __init__(self) -> None:
-        self.kept: list[Storage] = []
-        self.entry = Node([], lambda node, grads: [], 1)
-        """Where the gradient of what was received arrives."""
-
-
 class _Step:
     """One step of one stage in the making: the tape, the strategy's hooks and the model."""
 
@@ -139,6 +127,7 @@ class _Step:
             reduces_in_place=plan.family.divides == "megatron",
         )
         tape.float8, tape.offloads = plan.compute.float8, plan.compute.offload_activations
+        tape.keeps_softmax_input = plan.torch_version < SOFTMAX_KEEPS_OUTPUT_ONLY_SINCE
         return tape
 
     def adapt(self) -> None:
@@ -167,19 +156,24 @@ class _Step:
         resume(tape, plan, self.hooks)
         self.links.open(tape)
         self.batch = self.make_batch()
+        if whole_batch(plan):
+            tape.moment = "start"
+            self.batch = self.make_batch()
         where = (layout.schedule, stage.index, stage.of)
         eager = plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch
-        rounds = played(*where, plan.accumulation, layout.chunks)
-        flights: dict[tuple[int, int], _Flight] = {}
+        rounds = played(*where, plan.accumulation, layout.chunks, remembers=self.links.remembers)
+        flights: dict[tuple[int, int], Flight] = {}
         for forward, micro_batch, chunk in passes(*where, rounds, layout.chunks):
             self.hooks.sync = micro_batch == rounds - 1 or eager
             since = tape.made
             if forward:
                 flights[micro_batch, chunk] = self.forward_pass(stage.chunks[chunk])
-                if rounds < plan.accumulation and layout.schedule == "gpipe" and micro_batch == MIDDLE:
-                    tape.repeat(since, plan.accumulation - rounds + 1)
             else:
                 self.backward_pass(stage.chunks[chunk], flights.pop((micro_batch, chunk)))
+            many = rounds < plan.accumulation and layout.schedule == "gpipe" and micro_batch == MIDDLE
+            if many and (forward or self.links.holds_gradients):
+                tape.repeat(since, plan.accumulation - rounds + 1)
+        self.hooks.finish()
         self.links.close()
         tape.moment = "step"
         if plan.update.clip:
@@ -189,25 +183,14 @@ class _Step:
 
     def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""
-        plan, tape = self.local, self.tape
-        if plan.family.reads == "tokens":
-            inputs, dtype = (plan.family.sequences * plan.tokens,), "int64"
-            targets = (1,) if plan.model.classes else (plan.tokens,)
-        else:
-            inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
         # One process takes the samples of all its GPUs, of which each replica sees its own.
-        times = plan.ranks if plan.strategy_row.one_process else 1
-        targets = (targets[0] * times,)
-        held = tape.allocate("inputs", (inputs[0] * times,), dtype, "inputs")
-        return (
-            Tensor(held, inputs, dtype, None),
-            Tensor(tape.allocate("targets", targets, "int64", "inputs"), targets, "int64", None),
-        )
+        times = self.plan.ranks if self.plan.strategy_row.one_process else 1
+        return make_batch(self.tape, self.local, times * (self.plan.accumulation if whole_batch(self.plan) else 1))
 
-    def forward_pass(self, part: Stretch) -> _Flight:
-        tape, hooks, flight = self.tape, self.hooks, _Flight()
+    def forward_pass(self, part: Stretch) -> Flight:
+        tape, hooks, flight = self.tape, self.hooks, Flight()
         tape.moment = "start"
-        if part.first or part.last:
+        if (part.first or part.last) and not whole_batch(self.plan):
             self.batch = self.make_batch()
         beside = self.plan.family.beside(tape, self.local) if part.first or part.last else []
         tape.moment = "forward"
@@ -220,18 +203,19 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if not self.plan.family.opaque:
+                if not self.plan.family.unplayed:
                     output = hooks.gather_outputs(output)
                 if self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
-                self.links.keep_logits(output)
-                loss = output if self.plan.family.opaque else loss_of(tape, self.local, output, self.batch[1])
+                self.links.keep_logits(output, flight.kept)
+                loss = output if self.plan.family.unplayed else loss_of(tape, self.local, output, self.batch[1])
                 if self.plan.loss.converted:
                     wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
                     del wide
                 if self.plan.keep_logits:
                     flight.kept.append(output.storage)
                 del output
+                tape.returned.clear()
                 flight.output = loss
             else:
                 flight.output = self.links.send(output, flight.kept)
@@ -239,13 +223,13 @@ class _Step:
         del beside
         return flight
 
-    def backward_pass(self, part: Stretch, flight: _Flight) -> None:
+    def backward_pass(self, part: Stretch, flight: Flight) -> None:
         tape = self.tape
         tape.moment = "backward"
         node, slot = flight.output.node, flight.output.slot
         assert node is not None
         if part.last:
-            shape = (0,) if self.plan.family.opaque else ()
+            shape = (0,) if self.plan.family.unplayed else ()
             grads = [tape.allocate("gradient of the loss", shape, flight.output.dtype, "temporary", batched=False)]
         else:
             grads = self.links.receive_gradient(flight.kept)

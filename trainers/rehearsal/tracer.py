@@ -55,6 +55,8 @@ class Tracer(private.Mode):
         self.regions: list[str] = []
         self.sizes = Sizes(torch.device("cpu"), self.where)
         self.finite: set[int] = set()
+        self.guessed = 0
+        """How often a forward pass asked for the value of a tensor, of which there is none."""
         self.rebuilding = False
         self.buckets: set[int] = set()
 
@@ -62,8 +64,13 @@ class Tracer(private.Mode):
     def running(self) -> Iterator[None]:
         """All that happens inside is traced."""
         resizes, reductions = private.resizes(self.forget, self.resized), private.answered_reductions(self)
-        with resizes, reductions, private.real_meshes(), private.storages_by_identity(), self:
+        states = private.states_of_generators(self.state) if self.device == "cpu" else contextlib.nullcontext()
+        with resizes, reductions, states, private.real_meshes(), private.storages_by_identity(), self:
             yield
+
+    def state(self, tensor: Tensor) -> None:
+        """A generator's state, which lies where the CPU's tensors lie."""
+        self.follow(tensor.untyped_storage(), "get_rng_state")
 
     def rebuilds(self, begins: bool) -> None:
         """DDP looks whether its buckets want another order."""
@@ -117,6 +124,7 @@ class Tracer(private.Mode):
         if not private.is_fake(tensor):
             with private.no_modes():
                 return tensor.item()
+        self.guessed += bool(self.boundaries) and self.boundaries[-1].moment in ("forward", "loss")
         value = 0 if id(tensor.untyped_storage()) in self.finite else 1
         return float(value) if tensor.is_floating_point() else value
 
