@@ -156,9 +156,10 @@ def _notes(snapshot: Snapshot, history: Recorded) -> list[str]:
     others = [str(device) for device in snapshot.devices if device != snapshot.device]
     if others:
         said.append(f"the file also has device{'s' * (len(others) > 1)} {', '.join(others)}; choose with --device")
-    for entry, allocated, reserved in history.refused:
+    for entry, allocated, reserved in history.refused[-1:]:  # the last one ended the run
+        times = f", the last of {len(history.refused):,} times" * (len(history.refused) > 1)
         said.append(
-            f"out of memory: {format_both(entry.size)} asked for with {format_both(allocated)} allocated, "
+            f"out of memory{times}: {format_both(entry.size)} asked for with {format_both(allocated)} allocated, "
             f"{format_both(reserved)} reserved and {format_both(entry.address)} free on the device"
         )
     if not snapshot.entries:
