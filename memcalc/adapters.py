@@ -115,7 +115,7 @@ class Adapter(Group):
             )
         if plan.strategy_row.main_grads or plan.layout.pipeline > 1 or plan.family.divides == "megatron":
             raise PlanError("adapters are not played with Megatron's parts nor in pipelines; take another --strategy")
-        if plan.family.opaque or plan.family.convolves:
+        if plan.family.unplayed or plan.family.convolves:
             raise PlanError(f"adapters need linear layers, and of {plan.model.name} none are known; take another model")
         if self.kind != "lora" and plan.family.name not in PROMPTED:
             raise PlanError(f"adapters of kind {self.kind} are known for {', '.join(PROMPTED)}; take --adapter lora")

@@ -45,8 +45,13 @@ def read_json(source: Path | str, name: str) -> Any:
         raise FileError(f"{name} is empty; expected JSON")
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{name} is not valid JSON: {_cause(error)}") from None
+    except RecursionError:
+        raise FileError(f"{name} is not valid JSON: it is nested too deeply to be read") from None
+    except ValueError as error:
+        # Python refuses thousands of digits with advice on how it could be made to read them.
+        endless = "integer string conversion" in str(error)
+        cause = "a whole number of thousands of digits is too large" if endless else _cause(error)
+        raise FileError(f"{name} is not valid JSON: {cause}") from None
 
 
 def write_text(path: Path, text: str) -> None:

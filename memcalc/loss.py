@@ -50,6 +50,8 @@ class Loss(Group):
             return
         if self.vocab_multiple > LARGEST_MULTIPLE:
             raise PlanError(f"vocab multiple {self.vocab_multiple} must be at most {LARGEST_MULTIPLE}")
+        if plan.family.unplayed:
+            raise PlanError(f"{plan.model.name} takes the loss its code says; leave the forms of the loss out")
         if plan.strategy_row.one_process:
             raise PlanError(f"{plan.strategy} takes the plain loss of all outputs; leave the forms of the loss out")
         if plan.family.reads != "tokens" or not plan.model.says_words:

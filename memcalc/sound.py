@@ -51,7 +51,7 @@ def check_attention(plan: Plan) -> None:
         raise PlanError(
             "flash attention on CUDA computes in 16 bit, not float32; take --attention efficient or amp-bf16"
         )
-    if plan.attention == "flash" and plan.device == "cpu" and plan.dropout:
+    if plan.attention == "flash" and plan.device == "cpu" and plan.dropout and plan.family.drops_shares:
         raise PlanError(f"flash attention on the CPU has no dropout (dropout {plan.dropout}); take --attention math")
     if plan.attention == "efficient" and plan.device == "cpu":
         raise PlanError("efficient attention runs on CUDA only; on the CPU take flash, math or eager")

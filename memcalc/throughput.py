@@ -226,7 +226,11 @@ def _forward_flops(plan: Plan, work: _Work) -> tuple[float, float]:
 def _host(plan: Plan, work: _Work) -> float:
     """Seconds Python needs to start the operations of one micro batch."""
     passes = 3 + (1 if plan.checkpoint_every else 0)
-    operations = passes * work.layers * (_OPERATIONS.get(plan.model.family, 1) + 6 * plan.model.experts)
+    operations = (
+        passes
+        * work.layers
+        * (_OPERATIONS.get(plan.model.family, 1) + 6 * plan.model.experts * (not plan.model.stacked))
+    )
     return operations * _value("launch-seconds")
 
 
