@@ -15,7 +15,7 @@ from memcalc.snapshot_timeline import Recorded
 from memcalc.timeline import CATEGORIES, Peak
 from memcalc.units import format_both
 
-__all__ = ["Group", "Pool", "Summary", "at_peak", "pools", "summarise"]
+__all__ = ["Group", "Pool", "Summary", "Torn", "at_peak", "pools", "summarise", "torn"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,21 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Torn:
+    """A segment with free memory between blocks in use; bytes."""
+
+    address: int
+    pool: str
+    stream: int
+    size: int
+    held: int
+    """In use or waiting: what keeps the segment from being given back."""
+    blocks: int
+    """How many blocks hold it."""
+    largest_free: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """One device; bytes."""
 
@@ -69,6 +84,8 @@ class Summary:
     """At the peak, ``unknown`` where no stack tells."""
     largest: tuple[Group, ...]
     pools: tuple[Pool, ...]
+    torn: tuple[Torn, ...]
+    """The segments with the most free memory that cannot be given back."""
     notes: tuple[str, ...]
 
     @property
@@ -78,7 +95,7 @@ class Summary:
 
 
 def summarise(snapshot: Snapshot, history: Recorded, count: int = 10) -> Summary:
-    """The whole of it, with the ``count`` largest groups of blocks at the peak."""
+    """The whole of it, with ``count`` groups of blocks at the peak, and as many torn segments."""
     blocks = [block for segment in snapshot.segments for block in segment.blocks]
     used = [block for block in blocks if block.state == ACTIVE]
     peak = history.timeline.peak()
@@ -95,6 +112,7 @@ def summarise(snapshot: Snapshot, history: Recorded, count: int = 10) -> Summary
         by_category={**known, **({"unknown": unknown} if unknown else {})},
         largest=tuple(at_peak(history)[:count]),
         pools=tuple(pools(snapshot.segments)),
+        torn=tuple(torn(snapshot.segments)[:count]),
         notes=tuple(_notes(snapshot, history)),
     )
 
@@ -144,6 +162,26 @@ def pools(segments: tuple[Segment, ...]) -> list[Pool]:
             )
         )
     return sorted(found, key=lambda pool: (-pool.reserved, pool.name, pool.stream))
+
+
+def torn(segments: tuple[Segment, ...]) -> list[Torn]:
+    """Fragmented segments, the most free memory first."""
+    found = []
+    for segment in segments:
+        inactive = [block.size for block in segment.blocks if block.state == "inactive"]
+        if inactive and sum(inactive) < segment.size:
+            found.append(
+                Torn(
+                    address=segment.address,
+                    pool=_pool(segment),
+                    stream=segment.stream,
+                    size=segment.size,
+                    held=segment.size - sum(inactive),
+                    blocks=len(segment.blocks) - len(inactive),
+                    largest_free=max(inactive),
+                )
+            )
+    return sorted(found, key=lambda each: (each.held - each.size, each.address))
 
 
 def _pool(segment: Segment) -> str:

@@ -182,6 +182,10 @@ def test_what_reserved_holds(tmp_path: Path) -> None:
     for pool in found.pools:
         assert pool.reserved == pool.allocated + pool.waiting + pool.free + pool.split
     assert max(pool.largest_free for pool in found.pools) == 30 * MIB
+    first, second = found.torn
+    assert (first.size, first.held, first.blocks, first.largest_free) == (20 * MIB, 12 * MIB, 2, 5 * MIB)
+    assert (second.pool, second.stream, second.held) == ("small", 7, 1024), "a whole free segment is not torn"
+    assert sum(each.size - each.held for each in found.torn) == found.split
 
 
 def test_expandable_segments_are_told_apart(tmp_path: Path) -> None:
