@@ -24,7 +24,8 @@ __all__ = ["UNKNOWN", "Recorded", "recorded"]
 UNKNOWN = len(CATEGORIES)
 """The category, in a recorded Timeline, of what no stack tells: one past the last, so that it counts in the peak alone."""
 
-_NOTHING = Origin(None, None, None, "")
+_NOTHING = Origin(None, None, None, "(no stack)")
+_BEFORE = Origin(None, None, None, "(alive before the history, no stack)")
 _OF_ENGINE = Origin("backward", "gradients", "temporary", "backward (autograd's thread, no Python stack)")
 
 
@@ -107,7 +108,8 @@ def recorded(snapshot: Snapshot) -> Recorded:
     trace = _Trace(moment="init")
     final = {b.address: b for segment in snapshot.segments for b in segment.blocks if b.state == ACTIVE}
     for entry, frames in _older(snapshot, set(final)):
-        trace.allocate(entry.address, round_up(entry.size), trace.source(frames, stacks=False))
+        source = trace.source(frames, stacks=False) if frames or not snapshot.entries else _BEFORE
+        trace.allocate(entry.address, round_up(entry.size), source)
     before, missed = len(trace.names), 0
     trace.enter("start")
     held = snapshot.reserved - sum(_taken(entry) for entry in snapshot.entries)

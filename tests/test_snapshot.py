@@ -147,6 +147,21 @@ def test_a_lost_beginning_is_said(tmp_path: Path) -> None:
     assert found.by_category["parameters"] == 20 * MIB, "the segments keep the stacks of what is still in use"
 
 
+def test_recording_that_began_after_the_model_was_made(tmp_path: Path) -> None:
+    """The usual case: parameters have no stack, and are shown as what was there before."""
+    data = trained().snapshot()
+    del data["device_traces"][0][:2]
+    for segment in data["segments"]:
+        for block in segment["blocks"]:
+            if block["frames"] and block["frames"][0]["name"] == "convert":
+                block["frames"] = []
+    found = read(tmp_path, data)
+    assert found.by_category["unknown"] == 21 * MIB and "parameters" not in found.by_category
+    (weights,) = (group for group in found.largest if group.place == "(alive before the history, no stack)")
+    assert (weights.bytes, weights.category) == (20 * MIB, "unknown")
+    assert found.peak.bytes == 121 * MIB
+
+
 def test_recording_that_was_interrupted_is_said(tmp_path: Path) -> None:
     data = trained().snapshot()
     trace = data["device_traces"][0]
