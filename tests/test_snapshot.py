@@ -42,6 +42,7 @@ def invoke(*words: object) -> Any:
 def test_the_peak_by_category_follows_from_the_stacks(tmp_path: Path) -> None:
     found = read(tmp_path, trained().snapshot())
     assert found.peak.moment == "backward"
+    assert found.peak_blocks == 123 * MIB, "two of 15 MiB in blocks of 16: what is left is not more than 1 MiB"
     assert found.by_category == {
         "parameters": 20 * MIB,
         "gradients": 20 * MIB,
@@ -126,7 +127,9 @@ def test_what_a_ring_has_lost_follows_from_the_segments(
         else:
             live[ident] = recorder.use(size, stream)
     folder, data = tmp_path_factory.mktemp("ring"), recorder.snapshot()
-    whole = recorded(load_snapshot(written(folder, data)))
+    snapshot = load_snapshot(written(folder, data))
+    whole = recorded(snapshot)
+    assert summarise(snapshot, whole).peak_blocks == recorder.most >= whole.timeline.peak().bytes
     assert whole.reserved[0] == whole.before == whole.missed == 0
     assert whole.reserved[1] >= whole.reserved[2] == recorder.reserved
     end = sum(recorder.options.round(size) for _, size, _ in recorder.used_blocks.values())
@@ -143,6 +146,7 @@ def test_a_lost_beginning_is_said(tmp_path: Path) -> None:
     data = trained().snapshot()
     del data["device_traces"][0][:20]
     found = read(tmp_path, data)
+    assert found.peak_blocks is None
     assert any("lacks the beginning" in note and "an earlier peak is not known" in note for note in found.notes)
     assert found.by_category["parameters"] == 20 * MIB, "the segments keep the stacks of what is still in use"
 

@@ -67,6 +67,8 @@ def command(file: Path, device: int | None, count: int, format_: str) -> None:
 
 def _rows(found: Summary) -> Iterator[tuple[str, str, int | None, int]]:
     yield "meters", "allocated, at most since the history began", None, found.peak.bytes
+    if found.peak_blocks is not None:
+        yield "meters", "the same in whole blocks (torch.cuda.max_memory_allocated)", None, found.peak_blocks
     yield "meters", "reserved, at most since the history began", None, found.peak_reserved
     yield "meters", "reserved at the end", None, found.reserved
     yield "reserved at the end", "in use", None, found.allocated
