@@ -19,8 +19,9 @@ from memcalc.errors import FileError, InputError
 from memcalc.launch import Place, Run, check_place, launch, torchrun
 from memcalc.measurement import Measurement
 from memcalc.models import MODELS
+from memcalc.module import confirm_code, rehearse
 from memcalc.plan import Plan
-from memcalc.run_folder import continued, newest_checkpoint
+from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
 from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
@@ -68,6 +69,9 @@ of them share.
 )
 @click.option(
     "--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them."
+)
+@click.option(
+    "--accelerate", is_flag=True, help="Let accelerate's Accelerator.prepare put the strategy around the model."
 )
 @click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
 @click.option(
@@ -164,7 +168,7 @@ def command(
 
 _TRAINING = (
     "data", "tokenizer", "steps", "resume", "seed", "learning_rate", "clip", "eval_every", "save_every", "measure_steps",
-    "keep_checkpoints", "schedule",
+    "keep_checkpoints", "schedule", "accelerate",
 )  # fmt: skip
 """Options that say how to train, by their parameters' names."""
 _FIELDS = {"save_every": "checkpoint_every"}
@@ -183,9 +187,10 @@ def _plan(
     if plan is None:
         raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")
     nodes = words.pop("nodes")
-    if said := [name.replace("_", " ") for name in given(words)]:
+    if said := [name.replace("_", " ") for name in given(words) if name != "module"]:
         raise InputError(f"{plan} says the whole plan; leave out: {', '.join(said)}")
     what = Plan.load(plan)
+    confirm_code(what, words.get("module"), f"memcalc launch {plan}")
     return replace(what, nodes=nodes) if nodes else what, {}
 
 
@@ -211,6 +216,11 @@ def run_and_show(plan: Plan, *, out: Path, training: Training, **how: Any) -> No
     if how.get("place", Place()).node:
         click.echo(f"done in {run.seconds:.1f} s; the first node shows what came of it")
         return
+    if plan.model.module.factory:
+        try:
+            rehearse(plan)[0].save(out / REHEARSAL)
+        except InputError as error:
+            click.echo(f"activations are not estimated: {error}")
     click.echo()
     try:
         comparison = compare_run(out)
