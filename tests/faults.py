@@ -62,8 +62,8 @@ FAULTS = [
     Fault(
         name="what a pipeline's engine holds on to piles up from step to step",
         file="reserved.py",
-        right="if not first and delta > 0 and ident in replaced:",
-        wrong="if False:",
+        right="return [event, (replaced[ident] - size, -delta)] if delta > 0 and ident in replaced else [event]",
+        wrong="return [event]",
     ),
     Fault(
         name="embeddings and head of a known size are layers",
@@ -128,8 +128,8 @@ FAULTS = [
     Fault(
         name="keys and values are not repeated when asked",
         file="attention.py",
-        right='if k.shape != q.shape and (repeat or kind != "flash"):',
-        wrong='if k.shape != q.shape and kind != "flash":',
+        right='if k.shape[-1] != q.shape[-1] and (repeat or kind != "flash"):',
+        wrong='if k.shape[-1] != q.shape[-1] and kind != "flash":',
     ),
     Fault(
         name="capped scores keep no tanh",
