@@ -14,7 +14,7 @@ from memcalc.ops import cast, edge, linear
 from memcalc.recorder import Storage
 from memcalc.tape import Tape
 
-__all__ = ["balanced", "combine", "dispatch", "route", "weighted"]
+__all__ = ["balanced", "combine", "dispatch", "route"]
 
 Expert = Callable[[Tensor, int], Tensor]
 """Rows of an expert, and which one it is."""
@@ -97,21 +97,6 @@ def _in_float32(t: Tape, x: Tensor, name: str) -> Tensor:
     node = t.node([(to_weight, 0) if to_weight.live else None, edge(x)], backward)
     t.save(node, x.storage if node.wants(0) else None, copy if node.wants(1) else None)
     return t.output(f"{name} output", (*shape[:-1], w.shape[0]), "float32", node)
-
-
-def weighted(t: Tape, x: Tensor, by: Tensor, name: str) -> Tensor:
-    """Each row of ``x`` times a number of its own: keeps both; the numbers' gradient is a sum over a product."""
-    metas, rows = (x.shape, x.dtype), (by.shape, by.dtype)
-
-    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        product = t.allocate(f"{name} product of gradients", *metas, "temporary") if node.wants(1) else None
-        number = t.allocate(f"{name} weight gradient", *rows, "temporary") if node.wants(1) else None
-        del product
-        return [t.allocate(f"{name} gradient", *metas, "temporary") if node.wants(0) else None, number]
-
-    node = t.node([edge(x), edge(by)], backward)
-    t.save(node, *(z.storage for z, other in ((x, by), (by, x)) if other.node is not None))
-    return t.output(f"{name} output", *metas, node)
 
 
 def dispatch(t: Tape, x: Tensor, name: str, tokens: Storage, sizes: Sequence[int], expert: Expert) -> Tensor:

@@ -58,7 +58,7 @@ def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, plain:
 def checkpointings(draw: st.DrawFn, model: Model) -> Checkpointing:
     """What a checkpoint may keep, for models in which it can be told."""
     family = FAMILIES[model.family]
-    if family.opaque or family.sequences > 1:
+    if family.opaque or family.encodes:
         return Checkpointing()
     policies = [name for name in POLICIES if name != "core-attention" or model.heads]
     return Checkpointing(policy=draw(st.sampled_from(policies)), one_in=draw(st.integers(1, 3)))

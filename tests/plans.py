@@ -43,7 +43,7 @@ __all__ = [
 # As people set PYTORCH_CUDA_ALLOC_CONF.
 ALLOCATORS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[64:8,256:4,>:1]")
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "decoder", "bert", "vit", "t5", "mlp")
+DROPOUT = ("gpt2", "decoder", "bert", "vit", "t5", "mlp", "whisper", "mbart")
 
 
 @st.composite
@@ -139,7 +139,8 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    one_sequence = reads == "tokens" and FAMILIES[chosen.family].sequences == 1
+    encodes = FAMILIES[chosen.family].encodes
+    one_sequence = reads == "tokens" and not encodes
     whole = STRATEGIES[strategy].one_process or (STRATEGIES[strategy].zero_stage or 0) > 1
     layout = draw(pipelines(chosen)) if one_sequence and not whole else Layout()
     ranks *= layout.pipeline
@@ -157,13 +158,13 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
-    checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
-    tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
+    checkpoint_every = draw(st.integers(0, 2 if encodes else 3))
+    tokens = draw(st.integers(1, chosen.context - chosen.position_offset)) if reads == "tokens" else 0
     float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
-    reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
+    reentrant = bool(checkpoint_every) and not encodes and draw(st.booleans())
     away = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
-    loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
+    loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and chosen.says_words else Loss()
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
     if row.zero_stage is not None and (adapter.quantize != "none" or adapter.dtype != "weights"):
         adapter = Adapter()
@@ -206,7 +207,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
                 update.in_backward,
                 adapter,
                 precision,
-                chosen.tied or FAMILIES[chosen.family].sequences > 1,
+                chosen.tied or encodes,
             )
         ),  # fmt: skip
         deepspeed=draw(deepspeeds(strategy)),

@@ -108,7 +108,7 @@ def deeper_model(model: Model, blocks: int) -> Model:
 
 
 def wider_model(model: Model) -> Model:
-    step = model.heads or 1
+    step = max(model.heads, model.decoder_heads) or 1
     extra = {"features": model.features + 1} if model.family == "mlp" else {"ffn": model.ffn + 1} if model.ffn else {}
     width = 2 * step if model.family in ("llama", "decoder", "moe") else step
     return dataclasses.replace(model, hidden=model.hidden + width, **extra)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from memcalc.errors import PlanError, UnknownNameError
@@ -9,7 +10,7 @@ from memcalc.hf.keys import Derived, Key, Values, count
 from memcalc.spec import Model
 
 __all__ = [
-    "AS_HEADS", "EVEN_WIDTH", "EVERYWHERE", "FOUR_TIMES", "LLAMA", "activation", "activation_notes", "biases",
+    "AS_HEADS", "EVEN_WIDTH", "EVERYWHERE", "FOUR_TIMES", "LLAMA", "activation", "activation_notes", "as_written", "biases",
     "decoder_fields", "dropout_notes", "gpt_fields", "gpt_sizes", "rotated", "sizes",
 ]  # fmt: skip
 
@@ -86,6 +87,21 @@ def activation(name: str) -> str:
     return _ACTIVATIONS[name]
 
 
+def as_written(norm: str = "", softmax: str = "float32") -> Callable[[Values], dict[str, str]]:
+    """How a decoder's code is written in transformers: its RMSNorm, the softmax where attention is written out, its GELU.
+
+    >>> as_written("python")({"act": "gelu_new"})
+    {'norm': 'python', 'softmax': 'float32', 'gelu': 'python'}
+    """
+
+    def written(values: Values) -> dict[str, str]:
+        gelu = "python" if values.get("act") in _IN_PYTHON else ""
+        said = {"norm": norm, "softmax": softmax, "gelu": gelu}
+        return {field: form for field, form in said.items() if form}
+
+    return written
+
+
 def activation_notes(values: Values) -> list[str]:
     """transformers writes some activations out in Python, which keeps more than one kernel."""
     if values["act"] not in _IN_PYTHON:
@@ -130,7 +146,7 @@ def decoder_fields(values: Values, **fields: Any) -> dict[str, Any]:
         found["head_dim"] = 0
     plain = found["activation"] == "silu" and set(found.get("biases", ())) <= {"qkv"}
     others = ("norm", "positions", "rotary_dim", "side_by_side", "post_norm", "embedding_norm", "scaled", "capped",
-              "fused_gate_up", "norm_after", "embedding_dim", "kv_lora")  # fmt: skip
+              "fused_gate_up", "head_major", "norm_after", "embedding_dim", "kv_lora")  # fmt: skip
     if plain and found.get("gated", True) and not any(found.get(field) for field in others):
         return {**found, "family": "llama", "gated": False, "activation": ""}
     return {"family": "decoder", **found}

@@ -8,7 +8,7 @@ from memcalc.errors import PlanError
 from memcalc.hf.common import (
     EVERYWHERE,
     FOUR_TIMES,
-    activation_notes,
+    as_written,
     dropout_notes,
     gpt_fields,
     gpt_sizes,
@@ -23,6 +23,10 @@ _OF_GPT2 = (
     "n_embd hidden_size, n_layer num_hidden_layers, n_head num_attention_heads, n_positions max_position_embeddings"
 )
 _GELU_NEW = {"act": text("activation_function", "gelu_new")}
+_IN_FLOAT32 = (
+    "transformers multiplies queries and keys in float32 where attention is written out (--attention eager), and keeps "
+    "float32 copies of both in 16-bit training, which are not counted"
+)
 _NORMED = {"norm": "layer", "biases": EVERYWHERE}
 
 _ENDS = {
@@ -86,8 +90,9 @@ GPTS = [
             **_GELU_NEW,
         },
         fields=_gpt2,
+        written=as_written(softmax=""),
         names=lambda model: _GPT2,
-        notes=lambda values: activation_notes(values) + dropout_notes(values),
+        notes=dropout_notes,
     ),
     ModelType(
         name="gptj",
@@ -101,8 +106,9 @@ GPTS = [
             **_GELU_NEW,
         },
         fields=lambda values, head: gpt_fields(values, norm="layer", side_by_side=1, biases=("mlp", "head", "norm")),
+        written=as_written(),
         names=lambda model: _GPT_J,
-        notes=activation_notes,
+        notes=lambda values: [_IN_FLOAT32],
     ),
     ModelType(
         name="gpt_neo",
@@ -124,8 +130,9 @@ GPTS = [
         fields=lambda values, head: gpt_fields(
             values, norm="layer", positions="learned", biases=("out", "mlp", "norm")
         ),
+        written=as_written(),
         names=lambda model: _GPT_NEO,
-        notes=activation_notes,
+        notes=lambda values: [_IN_FLOAT32],
     ),
     ModelType(
         name="gpt_bigcode",
@@ -146,7 +153,8 @@ GPTS = [
             fused_qkv=True,
             **_NORMED,
         ),
+        written=as_written(),
         names=lambda model: _STARCODER,
-        notes=lambda values: activation_notes(values) + dropout_notes(values),
+        notes=dropout_notes,
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import EVEN_WIDTH, LLAMA, biases, sizes
+from memcalc.hf.common import EVEN_WIDTH, LLAMA, as_written, biases, sizes
 from memcalc.hf.keys import NEEDED, Key, Values, count, flag, text, wholes
 from memcalc.hf.record import ModelType
 from memcalc.spec import Model
@@ -15,7 +15,6 @@ __all__ = ["MIXTURES"]
 _UNTIED = {"tied": flag("tie_word_embeddings", False)}
 _SILU = {"act": text("hidden_act", "silu")}
 _TOP = "num_experts_per_tok"
-_MOST_EXPERTS = 200_000
 
 
 def _mixture(values: Values, **fields: Any) -> dict[str, Any]:
@@ -23,13 +22,11 @@ def _mixture(values: Values, **fields: Any) -> dict[str, Any]:
     if values["act"] not in ("silu", "swish"):
         raise PlanError(f"hidden_act {values['act']}: only mixtures of experts with silu are known")
     found = {field: values[field] for field in Model.__dataclass_fields__ if field in values} | fields
-    if found["layers"] * found["experts"] > _MOST_EXPERTS:
-        raise PlanError(f"{found['experts']} experts in {found['layers']} layers are more than {_MOST_EXPERTS} in all")
     if found["top_k"] > found["experts"]:
         raise PlanError(f"{_TOP} {found['top_k']}: there are only {found['experts']} experts")
     if "head_dim" in values["derived"] and found["heads"] * found["head_dim"] == found["hidden"]:
         found["head_dim"] = 0
-    return {"family": "moe", **found}
+    return {"family": "moe", "stacked": True, **found}
 
 
 def _sparse(values: Values, **fields: Any) -> dict[str, Any]:
@@ -52,12 +49,11 @@ def _deepseek(values: Values, head: str) -> dict[str, Any]:
     return _mixture(
         values, kv_heads=values["heads"], ffn=values["expert_ffn"], shared_ffn=values["expert_ffn"] * values["shared"],
         dense_layers=alone, dense_ffn=values["ffn"] * bool(alone), head_dim=values["nope"] + values["rotary_dim"],
-        q_lora=values["q_lora"] or 0, biases=biases(values, attention_bias="qkv out"), wide_router=True,
+        q_lora=values["q_lora"] or 0, biases=biases(values, attention_bias="qkv out"), wide_router=True, head_major=True,
     )  # fmt: skip
 
 
 def _names(shared: str) -> dict[str, str]:
-    """Since transformers 5 the experts of a block are stacked, gate and up in one tensor."""
     block = "model.layers.#.mlp"
     return {
         **LLAMA,
@@ -66,9 +62,7 @@ def _names(shared: str) -> dict[str, str]:
             for part in ("q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj")
         },
         "layers.#.mlp.gate": f"{block}.gate",
-        "layers.#.mlp.experts.#.gate_proj.weight": f"{block}.experts.gate_up_proj",
-        "layers.#.mlp.experts.#.up_proj.weight": f"{block}.experts.gate_up_proj",
-        "layers.#.mlp.experts.#.down_proj.weight": f"{block}.experts.down_proj",
+        "layers.#.mlp.experts": f"{block}.experts",
         **{f"layers.#.mlp.shared.{part}_proj": f"{block}.{shared}.{part}_proj" for part in ("gate", "up", "down")},
         "layers.#.mlp.shared_gate": f"{block}.{shared}_gate",
     }
@@ -84,7 +78,7 @@ _OF_QWEN = {
 
 def _latent(experts: str, shared: int, first: int, top_k: Any, n_experts: int, expert_ffn: int) -> dict[str, Key]:
     return {
-        "experts": count(experts, n_experts, most=10**4),
+        "experts": count(experts, n_experts),
         "expert_ffn": count("moe_intermediate_size", expert_ffn),
         "shared": count("n_shared_experts", shared),
         "first": count("first_k_dense_replace", first, least=0),
@@ -108,12 +102,13 @@ MIXTURES = [
         keys={
             **sizes(4096, 32, 32, 8, 14336, 32000, 131072, kv_null=NEEDED),
             "head_dim": count("head_dim", None, EVEN_WIDTH),
-            "experts": count("num_local_experts num_experts", 8, most=10**4),
+            "experts": count("num_local_experts num_experts", 8),
             "top_k": count(_TOP, 2),
             **_UNTIED,
             **_SILU,
         },
         fields=lambda values, head: _mixture(values),
+        written=as_written("python"),
         names=lambda model: _names("shared_expert"),
     ),
     ModelType(
@@ -125,12 +120,13 @@ MIXTURES = [
             "head_dim": count("head_dim", EVEN_WIDTH),
             **_OF_QWEN,
             "top_k": count(_TOP, 4),
-            "experts": count("num_experts", 60, most=10**4),
+            "experts": count("num_experts", 60),
             "expert_ffn": count("moe_intermediate_size", 1408),
             "shared_ffn": count("shared_expert_intermediate_size", 5632),
             "qkv_bias": flag("qkv_bias", True),
         },
         fields=lambda values, head: _sparse(values, shared_gate=True, biases=biases(values, qkv_bias="qkv")),
+        written=as_written("python"),
         names=lambda model: _names("shared_expert"),
     ),
     ModelType(
@@ -142,11 +138,12 @@ MIXTURES = [
             "head_dim": count("head_dim", EVEN_WIDTH),
             **_OF_QWEN,
             "top_k": count(_TOP, 8),
-            "experts": count("num_experts num_local_experts", 128, most=10**4),
+            "experts": count("num_experts num_local_experts", 128),
             "expert_ffn": count("moe_intermediate_size", 768),
             "attention_bias": flag("attention_bias", False),
         },
         fields=lambda values, head: _sparse(values, qk_norm=True, biases=biases(values, attention_bias="qkv out")),
+        written=as_written("python"),
         names=lambda model: _names("shared_expert"),
     ),
     ModelType(
@@ -160,6 +157,7 @@ MIXTURES = [
             "mlp_bias": flag("mlp_bias", False),
         },
         fields=_deepseek,
+        written=as_written("python"),
         names=lambda model: _names("shared_experts"),
     ),
     ModelType(
@@ -172,6 +170,7 @@ MIXTURES = [
             "predicting": count("num_nextn_predict_layers num_mtp_layers", 1, least=0),
         },
         fields=_deepseek,
+        written=as_written("python"),
         names=lambda model: _names("shared_experts"),
         notes=lambda values: (
             ["layers that predict further tokens are no part of DeepseekV3ForCausalLM, and not counted"]

@@ -9,7 +9,7 @@ from memcalc.hf.common import (
     AS_HEADS,
     EVERYWHERE,
     FOUR_TIMES,
-    activation_notes,
+    as_written,
     biases,
     decoder_fields,
     dropout_notes,
@@ -88,6 +88,16 @@ def _falcon(values: Values, head: str) -> dict[str, Any]:
     )  # fmt: skip
 
 
+def _attends(values: Values) -> list[str]:
+    """transformers/models/falcon/modeling_falcon.py, FalconAttention: a mask is always given, and one key/value head alone
+    is fewer than queries have, so that scaled_dot_product_attention takes neither flash nor, with one, any fused kernel."""
+    if values["alibi"]:
+        return []
+    one = not values["new"] and values["multi_query"] and values["heads"] > 1
+    which = "math" if one else "efficient"
+    return [f"transformers' own Falcon attends by the {which} kernel; --attention {which} counts what that keeps"]
+
+
 def _opt(values: Values, head: str) -> dict[str, Any]:
     if not values["affine"]:
         raise PlanError("layer_norm_elementwise_affine is false; LayerNorm without weights is not known")
@@ -122,10 +132,11 @@ OPEN_GPTS = [
             fused_qkv=True,
             side_by_side=2 if values["parallel"] else 0,
             rotary_dim=rotated(values),
+            head_major=True,
             biases=(*biases(values, bias="qkv out"), "mlp", "norm"),
         ),
+        written=as_written(),
         names=lambda model: _NEOX,
-        notes=activation_notes,
     ),
     ModelType(
         name="falcon",
@@ -145,8 +156,9 @@ OPEN_GPTS = [
             "act": text("activation", "gelu"),
         },
         fields=_falcon,
+        written=as_written(softmax=""),
         names=lambda model: _FALCON_40B if model.side_by_side == 2 else _BLOOM,
-        notes=activation_notes,
+        notes=_attends,
     ),
     ModelType(
         name="opt",
@@ -167,8 +179,9 @@ OPEN_GPTS = [
             "act": text("activation_function", "relu"),
         },
         fields=_opt,
+        written=as_written(),
         names=lambda model: _OPT,
-        notes=lambda values: activation_notes(values) + dropout_notes(values),
+        notes=dropout_notes,
     ),
     ModelType(
         name="bloom",
@@ -185,6 +198,7 @@ OPEN_GPTS = [
             norm="layer",
             biases=EVERYWHERE,
         ),
+        written=as_written(),
         names=lambda model: _BLOOM,
     ),
 ]

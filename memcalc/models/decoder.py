@@ -15,7 +15,7 @@ from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError, UnknownNameError
-from memcalc.graph import Tensor
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.models import latent
 from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
 from memcalc.models.decoder_weights import gated, weights
@@ -199,7 +199,18 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
         t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=plan.dropout, repeat=form.grouped == "repeat",
         wide=form.softmax == "float32", softmax=form.softmax, capped="attention" in model.capped,
     )  # fmt: skip
+    if model.head_major and plan.kernel == "flash":
+        x = copied(t, x, f"{name} heads in order")
     return ops.dropout(t, leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name), f"{name}.dropout", plan.dropout)
+
+
+def copied(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``contiguous``: a new tensor whose gradient needs none (cuda/flash_attn/flash_api.cpp: outputs lie as queries do)."""
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return grads
+
+    return t.output(name, x.shape, x.dtype, t.node([ops.edge(x)], backward))
 
 
 def place(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
 from memcalc.models import decoder, decoder_weights
-from memcalc.models.checks import causal_mask
+from memcalc.models.checks import causal_mask, no_dropout
 from memcalc.models.family import Family
 from memcalc.spec import Model, Weight
 
@@ -22,12 +22,13 @@ __all__ = ["LLAMA", "plain"]
 
 _OF_DECODERS = (
     "norm", "activation", "positions", "rotary_dim", "side_by_side", "post_norm", "embedding_norm", "scaled", "capped",
-    "fused_gate_up", "norm_after", "embedding_dim", "q_lora", "kv_lora", "value_dim",
+    "fused_gate_up", "norm_after", "embedding_dim", "head_major", "q_lora", "kv_lora", "value_dim",
 )  # fmt: skip
 
 
 def check(model: Model, plan: Plan) -> None:
     plain(model, _OF_DECODERS, ("qkv",))
+    no_dropout(model, plan)
     decoder.check(model, plan)
 
 

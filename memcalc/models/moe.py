@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.errors import PlanError
-from memcalc.experts import balanced, combine, dispatch, route, weighted
+from memcalc.experts import balanced, combine, dispatch, route
 from memcalc.graph import Tensor
 from memcalc.models import decoder, decoder_weights
-from memcalc.models.checks import causal_mask, positive
+from memcalc.models.checks import causal_mask, no_dropout, positive
 from memcalc.models.family import Block, Family
 from memcalc.models.llama import plain
 from memcalc.positions import rotary_tables
 from memcalc.recorder import Storage
 from memcalc.spec import Model, Weight
+from memcalc.stacked_experts import stacked_experts, weighted
 from memcalc.tape import Tape
 
 if TYPE_CHECKING:
@@ -41,9 +42,12 @@ def check(model: Model, plan: Plan) -> None:
         )
     if model.shared_gate and not model.shared_ffn:
         raise PlanError(f"model {model.name}: a gate of the shared expert, but there is none; give shared_ffn")
-    if plan.layout.expert > 1 and (model.dense_layers or model.kv_lora):
-        raise PlanError(f"expert parallel: {model.name} has blocks that are not alike, or latent attention")
+    if plan.layout.expert > 1 and (model.dense_layers or model.kv_lora or model.stacked):
+        raise PlanError(
+            f"expert parallel: {model.name} has dense blocks, latent attention or stacked experts; leave it out"
+        )
     plain(model, _OF_DECODERS, ("qkv", "out"))
+    no_dropout(model, plan)
     decoder.check(model, plan)
 
 
@@ -54,6 +58,7 @@ def _listed(model: Model) -> str:
 def untrained(model: Model) -> str:
     """What the torch twin does not have."""
     special = {
+        "a mixture whose experts are stacked, as transformers has them": model.stacked,
         "a mixture whose head is its embedding": model.tied,
         "a mixture with dense blocks": bool(model.dense_layers),
         "a mixture whose shared expert has a gate": model.shared_gate,
@@ -65,7 +70,7 @@ def untrained(model: Model) -> str:
 
 
 def weights(model: Model) -> list[Weight]:
-    """A decoder's, with a router, three matrices an expert and three of the shared one in place of the MLP.
+    """A decoder's, with a router, three matrices an expert or two of all, and three of the shared one, for the MLP.
 
     >>> from memcalc.models import MODELS
     >>> sum(weight.numel for weight in weights(MODELS["mixtral-8x7b"]))
@@ -91,13 +96,17 @@ def _inside(model: Model, block: str) -> list[Weight]:
         parts = dict(_swiglu(h, model.dense_ffn))
     else:
         parts = {"gate": (model.routed or model.experts, h)}
-        for expert in range(model.experts):
+        for expert in range(model.experts * (not model.stacked)):
             parts |= {f"experts.{expert}.{name}": shape for name, shape in _swiglu(h, f)}
         if shared:
             parts |= {f"shared.{name}": shape for name, shape in _swiglu(h, shared)}
         if model.shared_gate:
             parts["shared_gate"] = (1, h)
-    return [Weight(f"{block}.mlp.{name}.weight", shape, block) for name, shape in parts.items()]
+    found = [Weight(f"{block}.mlp.{name}.weight", shape, block) for name, shape in parts.items()]
+    if model.stacked and not dense(model, block):
+        for name, each in (("gate_up_proj", (2 * f, h)), ("down_proj", (h, f))):
+            found.append(Weight(f"{block}.mlp.experts.{name}", (model.experts, *each), block))
+    return found
 
 
 def _swiglu(h: int, f: int) -> list[tuple[str, tuple[int, int]]]:
@@ -128,9 +137,12 @@ def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> T
 def mixture(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     model = plan.model
     shares, order, tokens = route(t, x, name, model.top_k, wide=model.wide_router)
-    sizes = balanced(plan.tokens * model.top_k, model.experts)
-    y = dispatch(t, x, name, tokens, sizes, lambda part, index: swiglu(t, part, f"{name}.experts.{index}"))
-    y = combine(t, y, shares, order, tokens, name)
+    if model.stacked:
+        y = stacked_experts(t, x, f"{name}.experts", shares, order, tokens)
+    else:
+        sizes = balanced(plan.tokens * model.top_k, model.experts)
+        y = dispatch(t, x, name, tokens, sizes, lambda part, index: swiglu(t, part, f"{name}.experts.{index}"))
+        y = combine(t, y, shares, order, tokens, name)
     del shares, order, tokens
     return ops.add(t, y, shared(t, model, x, f"{name}.shared"), f"{name} with shared") if model.shared_ffn else y
 
