@@ -62,8 +62,8 @@ FAULTS = [
     Fault(
         name="what a pipeline's engine holds on to piles up from step to step",
         file="reserved.py",
-        right="if not first and delta > 0 and ident in replaced:",
-        wrong="if False:",
+        right="return [event, (replaced[ident] - size, -delta)] if delta > 0 and ident in replaced else [event]",
+        wrong="return [event]",
     ),
     Fault(
         name="embeddings and head of a known size are layers",
