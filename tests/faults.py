@@ -128,8 +128,8 @@ FAULTS = [
     Fault(
         name="keys and values are not repeated when asked",
         file="attention.py",
-        right='if k.shape != q.shape and (repeat or kind != "flash"):',
-        wrong='if k.shape != q.shape and kind != "flash":',
+        right='if k.shape[-1] != q.shape[-1] and (repeat or kind != "flash"):',
+        wrong='if k.shape[-1] != q.shape[-1] and kind != "flash":',
     ),
     Fault(
         name="capped scores keep no tanh",
@@ -157,9 +157,9 @@ FAULTS = [
     ),
     Fault(
         name="a bias of queries, keys and values is forgotten",
-        file="models/decoder.py",
-        right='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "qkv")',
-        wrong='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "")',
+        file="models/decoder_weights.py",
+        right='found += _linear(model, f"{name}.{part}", (rows, h), block, "qkv")',
+        wrong='found += _linear(model, f"{name}.{part}", (rows, h), block, "")',
     ),
     Fault(
         name="pooling keeps no indices",
@@ -658,5 +658,59 @@ FAULTS = [
         file="parallel/megatron.py",
         right="if rank == 0]",
         wrong="if rank >= 0]",
+    ),
+    Fault(
+        name="latent attention's keys are not joined in a new tensor",
+        file="models/latent.py",
+        right='    return t.output(f"{name} joined", shape, dtype, t.node([ops.edge(own), ops.edge(shared)], backward))\n',
+        wrong="    return Tensor(own.storage, shape, dtype, t.node([ops.edge(own), ops.edge(shared)], backward))\n",
+    ),
+    Fault(
+        name="what attention makes of queries that lie head by head is not copied",
+        file="models/decoder.py",
+        right='    if model.head_major and plan.kernel == "flash":\n',
+        wrong="    if False:\n",
+    ),
+    Fault(
+        name="values narrower than keys make outputs as wide as queries",
+        file="attention.py",
+        right="q.shape[-1] * v.shape[-1] // k.shape[-1])",
+        wrong="q.shape[-1])",
+    ),
+    Fault(
+        name="a float32 router keeps its input in the model's dtype",
+        file="experts.py",
+        right='x = t.weights[f"{name}.weight"], cast(t, x, "float32", f"{name} input")\n',
+        wrong='x = t.weights[f"{name}.weight"], x\n',
+    ),
+    Fault(
+        name="stacked experts do not keep the products that are weighted",
+        file="stacked_experts.py",
+        right="    t.save(node, *(z.storage for z, other in ((x, by), (by, x)) if other.node is not None))\n",
+        wrong="",
+    ),
+    Fault(
+        name="a fused product of gate and up keeps only the gate's half",
+        file="models/decoder.py",
+        right="[y.shape[-1] // 2] * 2",
+        wrong="[y.shape[-1] // 4] * 2",
+    ),
+    Fault(
+        name="dense blocks of a mixture have experts",
+        file="models/moe.py",
+        right="    if dense(model, block):\n",
+        wrong="    if False:\n",
+    ),
+    Fault(
+        name="a key that is absent is taken for null",
+        file="hf/keys.py",
+        right="key.names[0], key.default)",
+        wrong="key.names[0], None)",
+    ),
+    Fault(
+        name="the file's own head width is overlooked",
+        file="hf/common.py",
+        right='    if "head_dim" in values["derived"] and',
+        wrong='    if "head_dim" in values and',
     ),
 ]
