@@ -3,7 +3,8 @@
 A block that starts with ```` ```console ```` is a transcript: each line `$ memcalc …` is run, and what follows
 it is replaced by what it printed. All commands of one page run in one empty folder, in order. A block marked
 ```` ```console machine ```` shows what depends on the machine (its cores, its speed); it is run only with
-`--machine`, and no test compares it. In the folder lies `book.txt`, the text of all pages, to train on.
+`--machine`, and no test compares it. In the folder lie `book.txt`, the text of all pages, to train on, and
+`mistral/config.json`, that of the published 7B model.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import difflib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -63,6 +65,8 @@ def refreshed(text: str, *, machine: bool = False) -> str:
     with tempfile.TemporaryDirectory() as folder:
         book = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
         (Path(folder) / "book.txt").write_text(book, encoding="utf-8")
+        (Path(folder) / "mistral").mkdir()
+        shutil.copy(ROOT / "tests" / "configs" / "mistral-7b.json", Path(folder) / "mistral" / "config.json")
 
         def block(match: re.Match[str]) -> str:
             if match[1] and not machine:
