@@ -16,6 +16,7 @@ from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, shorten
 from memcalc.files import read_json, write_text
+from memcalc.frozen import Frozen
 from memcalc.fsdp import Fsdp
 from memcalc.groups import Group
 from memcalc.hardware import GPUS, Gpu
@@ -100,6 +101,7 @@ class Plan:
     offload: Offload = Offload()
     checkpointing: Checkpointing = Checkpointing()
     startup: Startup = Startup()
+    frozen: Frozen = Frozen()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -116,7 +118,7 @@ class Plan:
     @property
     def weights(self) -> list[Weight]:
         """Every parameter of the model, frozen ones and adapters included."""
-        return self.adapter.weights(self.family.weights(self.model), self.model.heads)
+        return self.frozen.weights(self.adapter.weights(self.family.weights(self.model), self.model.heads))
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -128,6 +130,8 @@ class Plan:
         """What ``trainers/`` cannot do of this plan, in words that follow "cannot train"; blank when it can."""
         if not self.strategy_row.backend:
             return f"with {self.strategy}"
+        if self.strategy_row.one_process and self.device == "cpu":
+            return f"with {self.strategy} on the CPU, where nn.DataParallel divides nothing; take ddp"
         said: str = self.family.untrained(self.model)
         return said or next((said for group in self.groups if (said := group.untrained(self))), "")
 
@@ -171,7 +175,8 @@ class Plan:
         if self.model.written_out:
             return "eager"
         if self.device == "cpu":
-            return "math" if self.dropout or self.model.uneven else "flash"
+            drops = self.dropout and self.family.drops_shares
+            return "math" if drops or self.model.uneven else "flash"
         return "efficient" if self.precision_row.compute == "float32" or self.model.uneven else "flash"
 
     @property
@@ -210,6 +215,11 @@ class Plan:
     def data_parallel(self) -> int:
         """Ranks that work on samples of their own."""
         return self.ranks // self.layout.model_parallel
+
+    @property
+    def processes(self) -> int:
+        """Processes that are started, one for each rank unless one drives all GPUs."""
+        return 1 if self.strategy_row.one_process else self.ranks
 
     @property
     def shards(self) -> int:

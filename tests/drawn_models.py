@@ -10,6 +10,7 @@ from memcalc.models import MODELS, Model
 
 __all__ = [
     "berts",
+    "clips",
     "decoders",
     "gpt2s",
     "latents",
@@ -25,6 +26,7 @@ __all__ = [
     "t5s",
     "token_models",
     "vits",
+    "whispers",
 ]
 
 
@@ -78,10 +80,15 @@ def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
 
 @st.composite
 def berts(draw: st.DrawFn, max_layers: int = 3) -> Model:
-    """BERT models of up to ``max_layers`` blocks, of masked words or classes."""
+    """BERT models of up to ``max_layers`` blocks, with each head, and its relatives."""
     model = draw(gpt2s(max_layers))
-    types, classes = draw(st.integers(1, 3)), draw(st.sampled_from([0, 0, 5]))
-    return dataclasses.replace(model, name="drawn-bert", family="bert", types=types, classes=classes)
+    types, classes = draw(st.integers(0, 3)), draw(st.sampled_from([0, 0, 5]))
+    heads = ["", "tokens", "spans"] if classes else ["", "", "pretraining", "replaced", "pooled", "bare"]
+    offset = draw(st.sampled_from([0, 2]))
+    return dataclasses.replace(
+        model, name="drawn-bert", family="bert", types=types, classes=classes, head=draw(st.sampled_from(heads)),
+        position_offset=offset, context=model.context + offset, embedding_dim=draw(st.sampled_from([0, 0, 7])),
+    )  # fmt: skip
 
 
 @st.composite
@@ -118,7 +125,32 @@ def vits(draw: st.DrawFn, max_layers: int = 3) -> Model:
     return Model(
         name="drawn-vit", family="vit", layers=draw(st.integers(1, max_layers)), hidden=heads * draw(st.integers(2, 24)),
         heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)), image=image, channels=channels, patch=patch,
-        features=channels * image**2, classes=draw(st.integers(1, 20)),
+        features=channels * image**2, classes=draw(st.integers(1, 20)), separate_qkv=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
+def clips(draw: st.DrawFn) -> Model:
+    """CLIP's vision tower."""
+    model = draw(vits())
+    activation = draw(st.sampled_from(["quick_gelu", "gelu", "relu"]))
+    return dataclasses.replace(
+        model, name="drawn-clip", family="clip", classes=0, head="pooled", separate_qkv=False, activation=activation
+    )
+
+
+@st.composite
+def whispers(draw: st.DrawFn) -> Model:
+    """Whisper and mBART with two encoder blocks, and heads and widths of each side's own."""
+    heads, family = draw(st.sampled_from([1, 2])), draw(st.sampled_from(["whisper", "mbart"]))
+    offset, hears = 2 * (family == "mbart"), family == "whisper"
+    return Model(
+        name=f"drawn-{family}", family=family, layers=2, decoder_layers=draw(st.integers(1, 2)),
+        hidden=heads * draw(st.sampled_from([8, 16])), heads=heads, decoder_heads=draw(st.sampled_from([0, 2 * heads])),
+        ffn=draw(st.integers(1, 99)), decoder_ffn=draw(st.sampled_from([0, 9])), vocab=draw(st.integers(2, 300)),
+        context=draw(st.sampled_from([8, 16])) + offset, position_offset=offset, tied=draw(st.booleans()),
+        channels=4 * hears, encoder_tokens=draw(st.sampled_from([8, 20])) * hears, embedding_norm=not hears,
+        scaled=draw(st.sampled_from([(), ("embedding",)])),
     )  # fmt: skip
 
 
@@ -191,7 +223,7 @@ def token_models() -> st.SearchStrategy[Model]:
 
 def shaped_models() -> st.SearchStrategy[Model]:
     """Models whose every tensor is known."""
-    return st.one_of(token_models(), t5s(), vits(), resnets(), mlps())
+    return st.one_of(token_models(), t5s(), whispers(), vits(), clips(), resnets(), mlps())
 
 
 def models() -> st.SearchStrategy[Model]:

@@ -18,7 +18,7 @@ MOE, T5, RESNET = (MODELS[name] for name in ("mixtral-8x7b", "t5-base", "resnet-
 @pytest.mark.parametrize(
     ("base", "changes", "message"),
     [
-        ("bert-base", {"head": "words"}, "model bert-base: head .words.; known: bare, pooled"),
+        ("bert-base", {"head": "pooled", "classes": 3}, "model bert-base: 3 classes, but its head is pooled"),
         ("mixtral-8x7b", {"top_k": 9}, "each token takes 9 experts, but there are 8"),
         ("mixtral-8x7b", {"experts": 0}, "experts 0 must be at least 1"),
         ("vit-base-16", {"patch": 15}, "patches of 15 do not divide an image of 224"),

@@ -65,6 +65,7 @@ def saved(config: dict[str, Any], architecture: str, attention: str, dtype: Any)
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+# Of the others a whole step is measured in tests/trainers/test_hf_measured.py.
 @pytest.mark.parametrize("model_type", SIZED)
 def test_kept_activations_are_those_of_transformers(model_type: str, attention: str, precision: str) -> None:
     """Within 1 %: what is not told apart are tables of rotary positions and a few bytes a token."""

@@ -1,4 +1,4 @@
-"""Which words mean a config.json, and which file that is."""
+"""Which words mean a config.json or a file of weights, and which file that is."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from pathlib import Path
 
 from memcalc.errors import FileError, shorten
 
-__all__ = ["config_file", "config_path", "model_name"]
+__all__ = ["FILES", "config_file", "config_path", "model_name"]
+
+FILES = ("config.json", "model.safetensors.index.json", "model.safetensors")
+"""What tells most stands first."""
 
 
 def config_path(text: str) -> Path | None:
@@ -16,25 +19,26 @@ def config_path(text: str) -> Path | None:
     (True, PosixPath('models/gpt2'))
     """
     path = Path(text)
-    written = "/" in text or "\\" in text or text.endswith(".json") or text in (".", "..")
-    return path if written or path.is_file() or (path / "config.json").is_file() else None
+    written = "/" in text or "\\" in text or text.endswith((".json", ".safetensors")) or text in (".", "..")
+    return path if written or path.is_file() or any((path / name).is_file() for name in FILES) else None
 
 
 def config_file(path: Path) -> Path:
-    """The config.json that a path means, itself or in the folder. Raises FileError."""
+    """The file that a path means: itself, or in the folder a config.json or else its weights. Raises FileError."""
     try:
         if path.is_symlink() and not path.exists():
             raise FileError(f"{path} is a link that leads nowhere, or in a circle")
         if not path.is_dir():
             return path
-        if (path / "config.json").is_file():
-            return path / "config.json"
+        for name in FILES:
+            if (path / name).is_file():
+                return path / name
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a circle of links, before Python 3.13
         raise FileError(f"{shorten(str(path))} cannot be read: {error}") from None
     raise FileError(f"{path} is a folder without a config.json")
 
 
 def model_name(path: Path) -> str:
-    """The folder of a config.json, or the file's own name."""
-    name = path.resolve().parent.name if path.stem == "config" else path.stem
+    """The folder of a file that is named as all are, or the file's own name."""
+    name = path.resolve().parent.name if path.name in FILES else path.stem
     return " ".join(name.split())[:60]

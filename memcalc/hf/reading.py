@@ -12,6 +12,7 @@ from memcalc.hf.keys import TRANSFORMERS, read_keys
 from memcalc.hf.paths import config_file, model_name
 from memcalc.hf.record import HfModel, ModelType
 from memcalc.hf.rows import TYPES
+from memcalc.hf.weight_files import is_index, of_file, of_index
 from memcalc.models import Model
 
 __all__ = ["UnknownModelType", "of_config", "read_config", "read_model"]
@@ -49,14 +50,24 @@ class UnknownModelType(InputError):
 
 
 def read_model(path: str | Path) -> Model:
-    """The Model of a config.json, or of a folder that has one. Raises FileError and InputError, in one line."""
-    return read_config(path).model
+    """The Model of a config.json, or of a folder that has one; of files of weights one known by its size.
+
+    Raises FileError and InputError, in one line.
+    """
+    file = config_file(Path(path))
+    if file.suffix == ".safetensors":
+        return of_file(file, model_name(file))
+    found = read_json(file, str(file))
+    return of_index(found, file, model_name(file)) if is_index(found) else _of_json(found, file).model
 
 
 def read_config(path: str | Path) -> HfModel:
     """The same with the names that its tensors have in transformers."""
-    path = config_file(Path(path))
-    config = read_json(path, str(path))
+    file = config_file(Path(path))
+    return _of_json(read_json(file, str(file)), file)
+
+
+def _of_json(config: Any, path: Path) -> HfModel:
     if not isinstance(config, dict):
         raise FileError(f"{path}: expected an object as a config.json is one, found {shorten(config)}")
     return of_config(config, str(path), model_name(path))

@@ -189,6 +189,7 @@ WHISPER = Family(
     summary="Whisper: two convolutions over log-mel frames, LayerNorm before each part, encoder and decoder, a tied head",
     reads="tokens",
     encodes=True,
+    drops_shares=False,
     beside_tokens=lambda model: (model.channels, 2 * model.encoder_tokens),
     untrained=lambda model: f"models of the family {model.family}",
     assumption="every sample has all frames the encoder takes; dropout is that of residuals, none of attention",
