@@ -8,6 +8,7 @@ import numpy as np
 
 from memcalc.hf.decoders import DECODERS
 from memcalc.hf.gpts import GPTS
+from memcalc.hf.later_decoders import LATER_DECODERS
 from memcalc.hf.mixtures import MIXTURES
 from memcalc.hf.open_gpts import OPEN_GPTS
 from memcalc.hf.record import HfModel
@@ -19,7 +20,7 @@ from memcalc.timeline import CATEGORIES, MOMENTS
 __all__ = ["ROWS", "SIZED", "TOKENS", "activations", "kept", "sized"]
 
 ROWS, TOKENS = 2, 64
-SIZED = sorted({row.name for row in [*DECODERS, *GPTS, *OPEN_GPTS, *MIXTURES]} - {"phi-msft"})
+SIZED = sorted({row.name for row in [*DECODERS, *GPTS, *OPEN_GPTS, *MIXTURES, *LATER_DECODERS]} - {"phi-msft"})
 _EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
 _DEEPSEEK = {
     "moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
@@ -31,7 +32,7 @@ _OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16}, "gemma": {"head_dim": 16}, "gemma2": {"head_dim": 16}, "gemma3_text": {"head_dim": 16},
     "opt": {"ffn_dim": 160, "dropout": 0.0}, "bloom": {"n_layer": 2, "n_head": 4}, "gptj": {"rotary_dim": 8},
     "gpt_neo": {"num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]]},
-    "mixtral": {"num_local_experts": 4}, "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 40},
+    "mpt": {"d_model": 64, "n_layers": 2, "n_heads": 4, "max_seq_len": TOKENS}, "mixtral": {"num_local_experts": 4}, "qwen2_moe": {**_EXPERTS, "shared_expert_intermediate_size": 40},
     "qwen3_moe": {**_EXPERTS, "head_dim": 16}, "deepseek_v2": _DEEPSEEK, "deepseek_v3": _DEEPSEEK,
 }  # fmt: skip
 _LLAMA_SIZES = {
