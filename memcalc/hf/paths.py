@@ -29,6 +29,10 @@ def config_file(path: Path) -> Path:
         if path.is_symlink() and not path.exists():
             raise FileError(f"{path} is a link that leads nowhere, or in a circle")
         if not path.is_dir():
+            if not path.exists() and path.suffix != ".json":
+                raise FileError(
+                    f"{path} does not exist; give the path of a config.json or of a folder that has one: nothing is downloaded"
+                )
             return path
         for name in FILES:
             if (path / name).is_file():
