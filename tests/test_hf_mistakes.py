@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,11 @@ def test_paths_that_lead_nowhere(run: Run) -> None:
     refused(run("estimate", "folder.json"), "folder.json is a folder without a config.json")
     refused(run("estimate", "/dev/zero.json"), "does not exist")
     refused(run("estimate", "empty"), "unknown model 'empty'")
+    refused(run("estimate", "a" * 300), "unknown model 'aaaa")
+    refused(run("estimate", f"./{'a' * 300}"), "cannot be read: file name too long")
+    refused(run("estimate", ""), "unknown model ''")
+    os.mkfifo("pipe.json")  # a reader would wait for ever
+    refused(run("estimate", "pipe.json"), "pipe.json is not a regular file")
 
 
 def test_a_type_without_a_row_is_told_with_the_nearest() -> None:
