@@ -270,6 +270,16 @@ def assumptions(
             f"activation bytes per layer are taken for the whole micro batch of {plan.micro_batch}; "
             f"were they per sample, activations would be {each:,} B"
         )
+    if (
+        plan.strategy_row.gathers
+        and plan.fsdp.version == "2"
+        and plan.model.stacked
+        and plan.shards > plan.model.experts
+    ):
+        said.append(
+            f"fully_shard divides stacked experts by expert, so that {plan.model.experts} over {plan.shards} ranks leave a "
+            "whole one on every rank (FSDPParam._init_sharded_param pads); --fsdp-version 1 divides them evenly"
+        )
     if plan.strategy_row.gathers:
         itemsize = DTYPE_BYTES[plan.precision_row.weights]
         whole = itemsize * sum(weight.numel for weight in plan.family.weights(plan.model))

@@ -45,7 +45,8 @@ class UnknownModelType(InputError):
         if nulls:
             what = f"{' and '.join(nulls)} {'is' if len(nulls) == 1 else 'are'} null, so that only its own code could count it"
         else:
-            what = f"known are {', '.join(sorted(TYPES))}"
+            close = get_close_matches(model_type.lower(), TYPES, n=8, cutoff=0.0)
+            what = f"known are {', '.join(close)} and {len(TYPES) - len(close)} more"
         super().__init__(f"{path}: model_type {shorten(model_type)} is not known{hint}; {what}")
 
 
