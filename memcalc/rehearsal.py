@@ -16,19 +16,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from memcalc.errors import RunError, shorten
-from memcalc.estimate import verdict
+from memcalc.estimate import GUESSED, verdict, with_workspaces
 from memcalc.launch import environment, require_torch
-from memcalc.ledger import CUDA_BLOCK, ledger
+from memcalc.ledger import ledger
 from memcalc.measurement import RankMeasurement
+from memcalc.module import rehearse as rehearse_module
 from memcalc.outside import device_range
 from memcalc.parallel.replicated import workspaces
 from memcalc.plan import Plan
 from memcalc.reserved import Range, reserved_range
 from memcalc.supervise import die_with_parent
-from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Timeline
+from memcalc.timeline import Peak, Timeline
 
 __all__ = ["DEVICES", "TIMEOUT", "Rehearsal", "rehearse", "run_apart"]
 
@@ -74,16 +73,21 @@ def rehearse(
             raise RunError(f"this plan cannot be rehearsed: {why}")
         remark = f"not rehearsed, because {why}: all figures are the ledger's"
         return _found(plan, rank, ledger(plan), "ledger", (remark,), None, started)
-    measured = run_apart(plan, rank=rank, device=device, timeout=timeout)
+    guessed, remarks = 0, list[str]()
+    if plan.model.module.factory:
+        measured, guessed = rehearse_module(plan, rank=rank, device=device, timeout=timeout)
+        remarks += [GUESSED.format(guessed)] * bool(guessed)
+    else:
+        measured = run_apart(plan, rank=rank, device=device, timeout=timeout)
     assert measured.timeline is not None, "a rehearsal keeps its timeline"
-    timeline, remarks = measured.timeline, list[str]()
+    timeline = measured.timeline
     if device == "fake" and (kept := workspaces(plan)):
-        timeline = _with_kept(timeline, kept)
+        timeline = with_workspaces(plan, timeline)
         size = sum(size for _, size in kept)
         remarks.append(
             f"cuBLAS workspaces, {size:,} B, are the ledger's: no kernel runs in a rehearsal on fake tensors"
         )
-    return _found(plan, rank, timeline, "rehearsal", tuple(remarks), measured, started)
+    return _found(plan, rank, timeline, "rehearsal", tuple(remarks), measured, started, sure=not guessed)
 
 
 def _found(
@@ -94,6 +98,8 @@ def _found(
     remarks: tuple[str, ...],
     measured: RankMeasurement | None,
     started: float,
+    *,
+    sure: bool = False,
 ) -> Rehearsal:
     reserved = reserved_range(plan, timeline)
     device = device_range(plan, reserved, plan.gpu_row)
@@ -104,23 +110,11 @@ def _found(
         peak=timeline.steady(),
         reserved=reserved,
         device=device,
-        verdict=verdict(plan, device, plan.gpu_row),
+        verdict=verdict(plan, device, plan.gpu_row, sure=sure),
         source=source,
         remarks=remarks,
         measurement=measured,
         seconds=time.monotonic() - started,
-    )
-
-
-def _with_kept(timeline: Timeline, kept: Sequence[tuple[str, int]]) -> Timeline:
-    """The timeline with what is there all the time in front."""
-    count, names = len(kept), tuple(name for name, _ in kept)
-    return Timeline(
-        names=(*names, *timeline.names),
-        ident=np.concatenate([np.arange(count), timeline.ident + count]),
-        category=np.concatenate([np.full(count, CATEGORIES.index("temporary"), np.int8), timeline.category]),
-        moment=np.concatenate([np.full(count, MOMENTS.index("start"), np.int8), timeline.moment]),
-        delta=np.concatenate([np.array([-(-size // CUDA_BLOCK) * CUDA_BLOCK for _, size in kept]), timeline.delta]),
     )
 
 

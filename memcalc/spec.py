@@ -9,7 +9,7 @@ from math import prod
 from memcalc.errors import PlanError
 from memcalc.records import check_types
 
-__all__ = ["HEAD", "ROOT", "Model", "Weight"]
+__all__ = ["HEAD", "ROOT", "Model", "Module", "Weight"]
 
 ROOT, HEAD = "root", "head"
 
@@ -30,6 +30,29 @@ class Weight:
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Module:
+    """An ``nn.Module`` of the user's own: where its code is, and what was counted when it was built."""
+
+    factory: str = ""
+    """The callable that returns it, ``package.file:name`` or ``path/file.py:name``; blank in other families."""
+    sample: str = ""
+    """A callable that is given a number of samples and returns a batch; blank where inputs have a shape instead."""
+    wrap: str = ""
+    """The class whose modules are units of sharding and checkpoints; blank where they were found."""
+    shape: tuple[int, ...] = ()
+    """Of one sample, for a module that reads numbers."""
+    arguments: tuple[str, ...] = ()
+    """Names under which it is called with inputs and targets; none where inputs come first and alone."""
+    loss: str = ""
+    """``own``, or what is made of its output: ``cross-entropy`` or ``mean-square``; blank where no forward pass was seen."""
+    weights: tuple[Weight, ...] = ()
+    buffers: tuple[Weight, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,6 +187,8 @@ class Model:
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0
     """Activation bytes one layer keeps for the whole micro batch, where someone stated them (family ``size``)."""
+    module: Module = Module()
+    """Code of the user's own (families ``module`` and ``token-module``)."""
 
     def __post_init__(self) -> None:
         check_types(self)

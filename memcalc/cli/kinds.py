@@ -88,16 +88,16 @@ class Bytes(Kind):
 
 
 class Shape(Kind):
-    """The elements of a shape: ``224x224x3`` is 150528."""
+    """A shape: ``224x224x3``."""
 
-    def read(self, text: str, option: str) -> int:
+    def read(self, text: str, option: str) -> tuple[int, ...]:
         words = re.split("[x×*,]", text.strip().lower())
         if not all(re.fullmatch(r"[0-9]{1,30}", word.strip()) for word in words):
             raise InputError(f"{option} {shorten(text)} cannot be read; write it like 224x224x3 or 1024")
         parts = [Whole().read(word, option) for word in words]
         if prod(parts) > _MOST:
             raise InputError(f"{option} {shorten(text)} has more than 10**12 elements")
-        return prod(parts)
+        return tuple(parts)
 
 
 class Checkpointing(Kind):

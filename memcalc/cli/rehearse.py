@@ -110,7 +110,7 @@ def _what(
         if plan_file is not None:
             raise InputError(f"two plans, {words['model'].path} and {plan_file}; leave one out")
         plan_file, words = words["model"].path, {**words, "model": None}
-    said = [name.replace("_", " ") for name in given(words)]
+    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "module_timeout")]
     if said and (plan_file is not None or run is not None):
         raise InputError(f"{plan_file or run} says the whole plan; leave out: {', '.join(said)}")
     if run is not None:
@@ -119,12 +119,22 @@ def _what(
         record = Measurement.load(run)
         if plan_file is not None and Plan.load(plan_file) != record.plan:
             raise InputError(f"{run} ran another plan than {plan_file}; leave one of them out")
+        _confirm(record.plan, words)
         return record.plan, (record, max(record.ranks, key=lambda rank: (rank.allocated_peak, -rank.rank)))
     if plan_file is not None:
-        return Plan.load(plan_file), None
+        plan = Plan.load(plan_file)
+        _confirm(plan, words)
+        return plan, None
     plan = build_plan(words)
     check_effect(words, plan)
     return plan, None
+
+
+def _confirm(plan: Plan, words: dict[str, Any]) -> None:
+    """The code of a module that a file names runs only when the user names it, too."""
+    from memcalc.module import confirm_code
+
+    confirm_code(plan, words.get("module"), "memcalc rehearse ...")
 
 
 @dataclass(frozen=True, slots=True)

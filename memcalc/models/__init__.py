@@ -13,6 +13,7 @@ from memcalc.models.llava import LLAVA
 from memcalc.models.megatron import MEGATRON
 from memcalc.models.megatron_t5 import MEGATRON_T5
 from memcalc.models.mlp import MLP
+from memcalc.models.module import MODULE, TOKEN_MODULE
 from memcalc.models.moe import MOE
 from memcalc.models.named import MODELS
 from memcalc.models.resnet import RESNET
@@ -20,11 +21,30 @@ from memcalc.models.size import SIZE
 from memcalc.models.t5 import T5
 from memcalc.models.vit import VIT
 from memcalc.models.whisper import MBART, WHISPER
-from memcalc.spec import HEAD, ROOT, Model, Weight
+from memcalc.spec import HEAD, ROOT, Model, Module, Weight
 
-__all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Weight"]
+__all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Module", "Weight"]
 
 FAMILIES: Catalog[Family] = Catalog(
     "model family",
-    [MLP, GPT2, LLAMA, DECODER, BERT, VIT, MOE, RESNET, T5, MEGATRON, MEGATRON_T5, CLIP, LLAVA, WHISPER, MBART, SIZE],
+    [
+        MLP,
+        GPT2,
+        LLAMA,
+        DECODER,
+        BERT,
+        VIT,
+        MOE,
+        RESNET,
+        T5,
+        MEGATRON,
+        MEGATRON_T5,
+        CLIP,
+        LLAVA,
+        WHISPER,
+        MBART,
+        SIZE,
+        MODULE,
+        TOKEN_MODULE,
+    ],
 )

@@ -53,6 +53,8 @@ class Family:
     """What else of a micro batch is on the device while its forward pass runs."""
     opaque: bool = False
     """Only its size is known: neither its tensors one by one nor its matrix products."""
+    unplayed: bool = False
+    """What it computes is not known, so that neither activations nor a loss are counted."""
     sequences: int = 1
     """Token sequences in one sample's input: two for an encoder and a decoder."""
     encodes: bool = False

@@ -6,7 +6,7 @@
     storages that change size   torch.UntypedStorage.resize_, with which FSDP lets go of gathered parameters
     DDP's reducer               asks a collective for its result, and the fake group has none
 
-Tried with torch 2.6 to 2.13; a newer torch that moves one of them fails here, by name.
+Tried with torch 2.13; a torch that has one of them elsewhere fails here, by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves
 
 __all__ = [
     "Listener", "Mode", "answered_reductions", "fake_group", "fake_mode", "is_fake", "local", "no_modes", "real_meshes",
-    "resizes", "storages_by_identity", "tensors",
+    "resizes", "states_of_generators", "storages_by_identity", "tensors",
 ]  # fmt: skip
 
 Mode: TypeAlias = TorchDispatchMode
@@ -95,6 +95,23 @@ def resizes(before: Callable[[Any], None], after: Callable[[Any], None]) -> Iter
 
     with _replaced(torch.UntypedStorage, "resize_", resize_):
         yield
+
+
+@contextlib.contextmanager
+def states_of_generators(seen: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Tell of every state of the CPU's generator that a checkpoint keeps; no dispatch mode sees it made."""
+    original = torch.get_rng_state
+
+    def get_rng_state() -> torch.Tensor:
+        found = original()
+        seen(found)
+        return found
+
+    torch.get_rng_state = get_rng_state
+    try:
+        yield
+    finally:
+        torch.get_rng_state = original
 
 
 class Listener(Protocol):

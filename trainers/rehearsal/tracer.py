@@ -28,7 +28,7 @@ __all__ = ["Tracer"]
 _OUTSIDE = -1
 _BLOCK = {"cuda": 512, "cpu": 1}
 """Bytes each allocation is a multiple of (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
-_COPIED = {"c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
+_COPIED = {"c10d::allgather_": 0, "c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
 """What gloo, the backend on CPUs, works on a copy of: the argument (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
 newLikeFlat of the outputs in allgather, clone of the inputs in reduce_scatter_tensor_coalesced)."""
 _ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
@@ -42,7 +42,7 @@ class Tracer(private.Mode):
     def __init__(self, device: str, last_step: int) -> None:
         super().__init__()
         self.device, self.last_step, self.block = device, last_step, _BLOCK[device]
-        self.instrument = f"a rehearsal on fake tensors, as {device} would run it"
+        self.instrument = f"a rehearsal on fake tensors of torch {torch.__version__}, as {device} would run it"
         self.fake = private.fake_mode()
         self.events: list[Event] = []
         self.boundaries: list[Boundary] = []
@@ -52,6 +52,8 @@ class Tracer(private.Mode):
         self.regions: list[str] = []
         self.sizes = Sizes(torch.device("cpu"), self.where)
         self.finite: set[int] = set()
+        self.guessed = 0
+        """How often a forward pass asked for the value of a tensor, of which there is none."""
         self.rebuilding = False
         self.buckets: set[int] = set()
 
@@ -59,8 +61,13 @@ class Tracer(private.Mode):
     def running(self) -> Iterator[None]:
         """All that happens inside is traced."""
         resizes, reductions = private.resizes(self.forget, self.resized), private.answered_reductions(self)
-        with resizes, reductions, private.real_meshes(), private.storages_by_identity(), self:
+        states = private.states_of_generators(self.state) if self.device == "cpu" else contextlib.nullcontext()
+        with resizes, reductions, states, private.real_meshes(), private.storages_by_identity(), self:
             yield
+
+    def state(self, tensor: Tensor) -> None:
+        """A generator's state, which lies where the CPU's tensors lie."""
+        self.follow(tensor.untyped_storage(), "get_rng_state")
 
     def rebuilds(self, begins: bool) -> None:
         """DDP looks whether its buckets want another order."""
@@ -100,7 +107,8 @@ class Tracer(private.Mode):
             self.see(tensor, name)
         self.give_back(*scratch)
         if name in _COPIED and self.device == "cpu" and torch.distributed.get_world_size() > 1:
-            self.give_back(*self.take(args[_COPIED[name]].untyped_storage().nbytes(), f"gloo:copy of {name}"))
+            size = sum(part.numel() * part.itemsize for part in private.tensors(args[_COPIED[name]]))
+            self.give_back(*self.take(size, f"gloo:copy of {name}"))
         return found
 
     def number_of(self, tensor: Tensor) -> float | int | bool:
@@ -108,6 +116,7 @@ class Tracer(private.Mode):
         if not private.is_fake(tensor):
             with private.no_modes():
                 return tensor.item()
+        self.guessed += bool(self.boundaries) and self.boundaries[-1].moment in ("forward", "loss")
         value = 0 if id(tensor.untyped_storage()) in self.finite else 1
         return float(value) if tensor.is_floating_point() else value
 
