@@ -16,7 +16,7 @@ from memcalc.ledger import ledger
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
 
-__all__ = ["ROWS", "SIZED", "TOKENS", "kept", "sized"]
+__all__ = ["ROWS", "SIZED", "TOKENS", "activations", "kept", "sized"]
 
 ROWS, TOKENS = 2, 64
 SIZED = sorted({row.name for row in [*DECODERS, *GPTS, *OPEN_GPTS, *MIXTURES]} - {"phi-msft"})
@@ -54,6 +54,11 @@ def kept(read: HfModel, attention: str, precision: str) -> int:
         implementation=Implementation.suited(read.model, read.written),
         attention="eager" if attention == "eager" and not read.model.written_out else "auto",
     )  # fmt: skip
+    return activations(plan)
+
+
+def activations(plan: Plan) -> int:
+    """Bytes of activations when the forward pass is done."""
     timeline = ledger(plan)
     done = np.flatnonzero(timeline.moment == MOMENTS.index("forward"))[-1] + 1
     activations = timeline.category[:done] == CATEGORIES.index("activations")

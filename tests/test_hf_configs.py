@@ -18,7 +18,7 @@ from memcalc.hf.rows import TYPES
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
 from tests.drawn_configs import configs
-from tests.sized_configs import SIZED, kept, sized
+from tests.sized_configs import SIZED, activations, kept, sized
 
 CONFIGS = Path(__file__).parent / "configs"
 with (CONFIGS / "INDEX.csv").open(encoding="utf-8") as opened:
@@ -121,6 +121,18 @@ def test_what_is_kept_is_what_autograd_keeps_of_transformers(model_type: str) ->
     assert kept(read, "eager", "fp32") == pytest.approx(written_out, rel=0.01)
     if fused:
         assert kept(read, "sdpa", "bf16") == pytest.approx(fused, rel=0.01)
+
+
+def test_latent_attention_keeps_queries_keys_and_their_product_apart() -> None:
+    """By a fused kernel: queries and keys joined with their rotated parts, and the product that values are views of."""
+
+    def at(width: int) -> int:
+        config = {**sized("deepseek_v3"), "qk_nope_head_dim": width, "max_position_embeddings": 128}
+        model = of_config(config, "config.json", "sized").model
+        return activations(Plan(model=model, tokens=128, micro_batch=1, device="cuda"))
+
+    each = 4 * 128 * 4  # bytes of one element a head, of 128 tokens and 4 heads: whole blocks of the allocator
+    assert at(20) - at(12) == 2 * 3 * 8 * each  # 2 layers
 
 
 def test_every_decoder_is_sized() -> None:
