@@ -58,10 +58,13 @@ def _t5_notes(values: Values) -> list[str]:
             "tie_word_embeddings is false: the head is a matrix of its own, as in the published weights; transformers 5 "
             "builds one table for both and parts them when the weights are loaded"
         )
-    if values["act"] == "gated-gelu":
-        notes.append("gated-gelu is gelu_new written out in transformers' Python; --gelu python counts what that keeps")
     notes.append("attention is written out, as transformers did up to 5.0; scaled_dot_product_attention keeps less")
     return notes + dropout_notes(values)
+
+
+def _t5_written(values: Values) -> dict[str, str]:
+    """T5LayerNorm is an RMSNorm in Python."""
+    return {"norm": "python"} | ({"gelu": "python"} if values["act"] == "gated-gelu" else {})
 
 
 def _t5_names(model: Model) -> Names:
@@ -161,6 +164,7 @@ ENCODER_DECODERS = [
         keys=_t5_keys(32128, 2048, 6, 8, "relu"),
         fields=_t5,
         names=_t5_names,
+        written=_t5_written,
         notes=_t5_notes,
     ),
     ModelType(
@@ -170,6 +174,7 @@ ENCODER_DECODERS = [
         keys=_t5_keys(250112, 1024, 8, 6, "gated-gelu"),
         fields=_t5,
         names=_t5_names,
+        written=_t5_written,
         notes=_t5_notes,
     ),
     ModelType(

@@ -143,8 +143,7 @@ def attention(t: Tape, plan: Plan, x: Tensor, memory: Tensor, name: str, bias: T
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     if plan.model.gated:
-        act = ops.gelu_in_python if plan.implementation.gelu == "python" else ops.pointwise
-        gate = act(t, ops.linear(t, x, f"{name}.wi_0"), f"{name}.gelu")
+        gate = ops.gelu(t, ops.linear(t, x, f"{name}.wi_0"), f"{name}.gelu", plan.implementation.gelu)
         x = ops.multiply(t, gate, ops.linear(t, x, f"{name}.wi_1"), f"{name}.product")
         del gate
     else:
