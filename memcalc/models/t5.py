@@ -30,7 +30,7 @@ def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "decoder_layers", "hidden", "heads", "ffn", "vocab", "context", "buckets")
     heads_divide(model)
     full_heads(model)
-    reads_tokens(model, plan)
+    reads_tokens(model, plan, limited=False)  # distances have a bias, and far ones share it
     if plan.attention not in ("auto", "eager"):
         raise PlanError(f"attention {plan.attention}: t5 adds a learned bias to its scores; leave --attention out")
     if plan.reentrant:
