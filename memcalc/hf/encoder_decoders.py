@@ -1,4 +1,4 @@
-"""Encoders with a decoder, one row a ``model_type``: T5, mT5, Whisper, mBART."""
+"""Encoders with a decoder, one row a ``model_type``: T5, mT5, Whisper, mBART, BART."""
 
 from __future__ import annotations
 
@@ -134,7 +134,12 @@ def _whisper(values: Values, head: str) -> dict[str, Any]:
 def _mbart(values: Values, head: str) -> dict[str, Any]:
     # modeling_mbart.py, MBartLearnedPositionalEmbedding: the table has two rows before the first position.
     fields = _sides(values, "mbart", context=values["context"] + 2, position_offset=2, embedding_norm=True)
-    return {**fields, "layers": 0} if head == "MBartForCausalLM" else fields
+    return {**fields, "layers": 0} if head.endswith("ForCausalLM") else fields
+
+
+def _bart(values: Values, head: str) -> dict[str, Any]:
+    """mBART with its norms after what is added, and none at the end."""
+    return {**_mbart(values, head), "norm_after": True}
 
 
 def _side_names(model: Model) -> Names:
@@ -202,6 +207,19 @@ ENCODER_DECODERS = [
             "dropout": chance("dropout", 0.1),
         },
         fields=_mbart,
+        names=_side_names,
+        notes=_side_notes,
+    ),
+    ModelType(
+        name="bart",
+        config="BartConfig",
+        heads=("BartForConditionalGeneration", "BartForCausalLM"),
+        keys={
+            **_side_keys(1024, 12, 16, 4096, 50265),
+            "context": count("max_position_embeddings", 1024),
+            "dropout": chance("dropout", 0.1),
+        },
+        fields=_bart,
         names=_side_names,
         notes=_side_notes,
     ),

@@ -106,6 +106,7 @@ CASES: dict[str, tuple[Config, str, str, dict[str, Any]]] = {
     "whisper": ({**WHISPER, "model_type": "whisper"}, "whisper", "sdpa", {}),
     "whisper written out": ({**WHISPER, "model_type": "whisper"}, "whisper", "eager", {}),
     "mbart": ({**MBART, "model_type": "mbart", "dropout": 0.1}, "t5", "sdpa", {"dropout": 0.1}),
+    "bart": ({**MBART, "model_type": "bart"}, "t5", "eager", {}),
     "llava": ({**LLAVA, "model_type": "llava"}, "llava", "sdpa", {}),
     "llava with a frozen tower": ({**LLAVA, "model_type": "llava"}, "llava", "sdpa", {"frozen": Frozen(parts="vision")}),
     "llava whose projector alone is trained": (
