@@ -30,6 +30,66 @@ class Fault:
 
 FAULTS = [
     Fault(
+        name="what attention makes in Whisper is not copied",
+        file="models/whisper.py",
+        right='y = copied(t, y, f"{name}.heads joined")',
+        wrong="pass",
+    ),
+    Fault(
+        name="quick GELU is one kernel",
+        file="models/clip.py",
+        right='if kind != "quick_gelu":',
+        wrong="if kind:",
+    ),
+    Fault(
+        name="the decoder attends to as many positions of the encoder as it has tokens",
+        file="attention.py",
+        right="    return heads, q.shape[0], k.shape[0]",
+        wrong="    return heads, q.shape[0], q.shape[0]",
+    ),
+    Fault(
+        name="blocks of a vision tower that nothing reads have a gradient",
+        file="models/llava.py",
+        right='read = not weight.name.startswith((*unread, f"{TOWER}post_layernorm."))',
+        wrong="read = True",
+    ),
+    Fault(
+        name="what a vision tower returns is gone before the loss",
+        file="models/llava.py",
+        right="        t.returned.append(block(x).storage)",
+        wrong="        block(x)",
+    ),
+    Fault(
+        name="the first positions of RoBERTa are for tokens, too",
+        file="models/checks.py",
+        right="most = model.context - model.position_offset",
+        wrong="most = model.context",
+    ),
+    Fault(
+        name="a frozen part is trained",
+        file="frozen.py",
+        right="replace(w, trainable=False) if",
+        wrong="replace(w, trainable=True) if",
+    ),
+    Fault(
+        name="a norm in Python keeps what only a trained weight needs",
+        file="norms.py",
+        right="    node = t.node([w, edge(x)], backward)\n    t.save(node, x.storage if w.trainable else None)",
+        wrong="    node = t.node([w, edge(x)], backward)\n    t.save(node, x.storage)",
+    ),
+    Fault(
+        name="the header of a file of weights may be longer than the file",
+        file="hf/safetensors.py",
+        right="length > min(size - 8, HEADER_LIMIT)",
+        wrong="length > HEADER_LIMIT",
+    ),
+    Fault(
+        name="files of whole numbers count as parameters",
+        file="hf/weight_files.py",
+        right="floats = [tensor for tensor in tensors if tensor.is_float]",
+        wrong="floats = [*tensors]",
+    ),
+    Fault(
         name="the softmax of torch 1.10 does not keep its input",
         file="attention.py",
         right="t.save(node, *([scores.storage] if t.keeps_softmax_input else []))",

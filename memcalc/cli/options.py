@@ -329,9 +329,9 @@ def build_plan(words: Words) -> Plan:
 
 def _as_transformers(words: Words, model: Model) -> Implementation:
     """A config.json is of transformers' code, and computed as that is written; what was typed goes first."""
-    from memcalc.hf.reading import read_config
+    from memcalc.hf.reading import written_as
 
-    usual = Implementation.suited(model, read_config(words["model"]).written)
+    usual = Implementation.suited(model, written_as(words["model"]))
     prefix = "implementation__"
     return dataclasses.replace(usual, **{
         name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)
