@@ -49,6 +49,7 @@ format: $(INSTALLED) ## rewrite the sources in the style that lint asks for
 	$(PY) -m ruff format $(RUFF) setup.py $(SOURCES)
 
 docs: $(INSTALLED) ## run the commands shown in the docs again, then build docs/_build
+	$(PY) docs/key_tables.py
 	$(PY) docs/transcripts.py
 	$(PY) docs/published.py
 	$(PY) docs/render.py

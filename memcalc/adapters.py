@@ -126,6 +126,15 @@ class Adapter(Group):
             raise PlanError(f"adapter targets {self.targets!r} name no linear layer; there are: {', '.join(leaves)}")
 
         self._check_targets(plan)
+        self._check_rank(plan)
+
+    def _check_rank(self, plan: Plan) -> None:
+        """A factor with more rows than the layer it adapts has is no adapter but a slip."""
+        if self.kind != "lora":
+            return
+        widest = max(max(shape) for shape in _linears(plan.family.weights(plan.model)).values())
+        if self.rank > widest:
+            raise PlanError(f"adapter rank {self.rank} must be at most the widest layer of {plan.model.name}, {widest}")
 
     def _check_targets(self, plan: Plan) -> None:
         names = [] if self.targets in TARGETS else [name.strip() for name in self.targets.split(",")]

@@ -22,6 +22,7 @@ from memcalc.outside import communicators, device_range, outside
 from memcalc.parallel.replicated import workspaces
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
+from memcalc.replay import Reserved
 from memcalc.reserved import Range, replayed, reserved_range
 from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Timeline
 from memcalc.units import format_both
@@ -78,6 +79,8 @@ class Estimate:
     verdict: str
     """``fits``, ``tight``, ``does-not-fit``, or ``unknown`` when something that matters was not given."""
     assumptions: tuple[str, ...]
+    held: Reserved | None = None
+    """What the caching allocator would hold on a card without an end; None on a CPU."""
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain JSON values."""
@@ -133,6 +136,7 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None =
         assumptions=tuple(
             assumptions(plan, reserved, stage=stage, uncounted=uncounted, host=host, rehearsal=rehearsal)
         ),
+        held=held,
     )
 
 
@@ -244,6 +248,9 @@ def assumptions(
     if plan.family.assumption:
         said.append(plan.family.assumption)
     said.extend(plan.model.notes)
+    forms = [f"{field} {form}" for field, form in dataclasses.asdict(plan.implementation).items() if form != "auto"]
+    if forms:
+        said.append(f"the model's code is written with {', '.join(forms)}")
     if rehearsal is not None:
         said += rehearsal.remarks
     elif not _activations_known(plan):

@@ -251,7 +251,7 @@ class _Step:
     def layers(self, part: Stretch, x: Tensor) -> Tensor:
         tape, plan = self.tape, self.local
         if part.first:
-            if self.plan.strategy_row.gathers and plan.family.reads == "features":
+            if self.plan.strategy_row.gathers and plan.family.reads != "tokens":
                 # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
                 x = ops.cast(tape, x, plan.precision_row.compute, "inputs")
             x = self.unit(EMBEDDINGS, partial(plan.family.enter, tape, plan), x)

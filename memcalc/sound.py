@@ -25,9 +25,10 @@ def check_fields(plan: Plan) -> None:
     for field in ("micro_batch", "tokens", "checkpoint_every"):
         _at_least(field, getattr(plan, field), 0)
     # Past these a number is a slip, and a ledger would take minutes.
-    for field, value, most in (("ranks", plan.ranks, 10**6), ("layers", plan.model.layers, 10**4)):
-        if value > most:
-            raise PlanError(f"{field} {value} must be at most {most}")
+    most = {"ranks": (plan.ranks, 10**6), "layers": (plan.model.layers, 10**4), "bucket mb": (plan.bucket_mb, 10**6)}
+    for field, (value, limit) in most.items():
+        if value > limit:
+            raise PlanError(f"{field} {value} must be at most {limit}")
     if not 0 <= plan.dropout < 1:
         raise PlanError(f"dropout {plan.dropout} must be at least 0 and below 1")
     choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS, "loss_dtype": LOSSES}

@@ -22,7 +22,16 @@ from memcalc.search import search
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 from memcalc.units import format_both, format_bytes
-from tests.figures import GB, GIB, MIB, kept_by_a_layer, largest, parameters, peak, trained
+from tests.figures import (
+    GB,
+    GIB,
+    MIB,
+    kept_by_a_layer,
+    largest,
+    parameters,
+    peak,
+    trained,
+)
 
 PHI_3 = Model(
     name="phi-3 shape", family="gpt2", layers=1, hidden=3072, heads=32, kv_heads=32, ffn=8192, vocab=1000, context=4096,

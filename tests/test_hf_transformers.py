@@ -9,15 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from memcalc.hf.decoders import DECODERS
+from memcalc.hf.gpts import GPTS
+from memcalc.hf.mixtures import MIXTURES
+from memcalc.hf.open_gpts import OPEN_GPTS
 from memcalc.hf.reading import of_config
+from memcalc.hf.record import HfModel
 from memcalc.hf.rows import TYPES
 from memcalc.implementation import Implementation
 from memcalc.ledger import ledger
-from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
 from tests.drawn_configs import configs
-from tests.drawn_encoders import MAKERS
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -48,6 +51,7 @@ def test_names_and_shapes_are_those_of_transformers(model_type: str, data: st.Da
 
 
 ROWS, TOKENS = 2, 64
+SIZED = sorted({row.name for row in [*DECODERS, *GPTS, *OPEN_GPTS, *MIXTURES]} & set(NAMES))
 _EXPERTS = {"moe_intermediate_size": 24, "num_experts": 4, "num_experts_per_tok": 2}
 _DEEPSEEK = {
     "moe_intermediate_size": 24, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1,
@@ -97,15 +101,12 @@ def saved(config: dict[str, Any], architecture: str, attention: str, dtype: Any)
     return sum(storage.nbytes() for storage in found.values()) - ids.untyped_storage().nbytes()
 
 
-def kept(model_type: str, model: Model, act: str, attention: str, precision: str) -> int:
+def kept(read: HfModel, attention: str, precision: str) -> int:
     """The same of the ledger, with the code written as transformers has it."""
-    written = {"norm": "chain" if act == "gelu_pytorch_tanh" else "python"}
-    written |= {"gelu": "python"} if act == "gelu_new" else {}
-    written |= {"softmax": "float32"} if model_type not in ("gpt2", "falcon") else {}
     plan = Plan(
-        model=model, tokens=TOKENS, micro_batch=ROWS, precision=precision, device="cpu",
-        implementation=Implementation.suited(model, written),
-        attention="eager" if attention == "eager" and not model.written_out else "auto",
+        model=read.model, tokens=TOKENS, micro_batch=ROWS, precision=precision, device="cpu",
+        implementation=Implementation.suited(read.model, read.written),
+        attention="eager" if attention == "eager" and not read.model.written_out else "auto",
     )  # fmt: skip
     timeline = ledger(plan)
     done = np.flatnonzero(timeline.moment == MOMENTS.index("forward"))[-1] + 1
@@ -116,7 +117,7 @@ def kept(model_type: str, model: Model, act: str, attention: str, precision: str
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 # Of the others a whole step is measured in tests/trainers/test_hf_measured.py.
-@pytest.mark.parametrize("model_type", [name for name in NAMES if name not in MAKERS])
+@pytest.mark.parametrize("model_type", SIZED)
 def test_kept_activations_are_those_of_transformers(model_type: str, attention: str, precision: str) -> None:
     """Within 1 %: what is not told apart are tables of rotary positions and a few bytes a token."""
     if attention == "sdpa" and model_type in ("bloom", "gemma2", "gpt_neo", "falcon"):
@@ -124,7 +125,6 @@ def test_kept_activations_are_those_of_transformers(model_type: str, attention: 
     if attention == "eager" and precision == "bf16" and model_type in ("gptj", "gpt_neo"):
         pytest.skip("transformers has float32 copies of queries and keys there, as the notes of both say")
     read = of_config(sized(model_type), "config.json", "sized")
-    act = read.row.keys["act"].default if "act" in read.row.keys else ""
     theirs = saved(sized(model_type), read.head, attention, torch.float32 if precision == "fp32" else torch.bfloat16)
-    ours = kept(model_type, read.model, act, attention, precision)
+    ours = kept(read, attention, precision)
     assert ours == pytest.approx(theirs, rel=0.01)

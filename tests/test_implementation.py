@@ -197,7 +197,7 @@ def test_logits_that_become_float32_after_the_loss() -> None:
 @pytest.mark.parametrize(
     ("model", "how", "message"),
     [
-        ("gpt2", {"norm": "python"}, "--norm python: not of the gpt2 family, only of llama, decoder, moe, t5"),
+        ("gpt2", {"norm": "python"}, "--norm python: not of the gpt2 family, only of llama, decoder, moe, llava, t5"),
         ("pythia-1b", {"norm": "fused"}, "pythia-1b has LayerNorm, which is one kernel everywhere"),
         ("powerlm-3b", {"gelu": "python"}, "--gelu python: powerlm-3b has no GELU"),
         ("opt-125m", {"rotary": "kernel"}, "--rotary kernel: opt-125m has no rotary positions"),

@@ -169,7 +169,7 @@ def test_odd_torch_versions_are_refused(version: str) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [("gpt2-tiny", {"kv_heads": 2}, "has one for each"), ("gpt2-tiny", {"tied": False}, "token embedding itself"),
-     ("moe-tiny", {"tied": True}, "a matrix of its own"), ("llama-tiny", {"hidden": 12}, "even width")],
+     ("moe-tiny", {"top_k": 9}, "but there are 4"), ("llama-tiny", {"hidden": 12}, "even width")],
 )  # fmt: skip
 def test_what_a_family_cannot_be_is_refused(name: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PlanError, match=message):

@@ -36,6 +36,7 @@ __all__ = ["main"]
 @click.option(
     "--keep-checkpoints", type=click.IntRange(min=0), default=0, help="How many of the newest stay; 0 keeps all."
 )
+@click.option("--schedule", default="", help="The learning rate by step, as a DeepSpeed file says it, in JSON.")
 @click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in OUT.")
 @click.option(
     "--measure-steps",

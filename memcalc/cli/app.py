@@ -21,7 +21,19 @@ from memcalc.tables import printable
 
 __all__ = ["app"]
 
-COMMANDS = ("estimate", "rehearse", "recommend", "launch", "compare", "validate", "bench", "explain-meters")
+COMMANDS = (
+    "estimate",
+    "rehearse",
+    "recommend",
+    "strategies",
+    "launch",
+    "compare",
+    "validate",
+    "bench",
+    "explain-meters",
+    "snapshot",
+    "doctor",
+)
 """Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -36,6 +48,7 @@ Examples:
   memcalc compare run
   memcalc bench --source lightning
   memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB --device 15.6GiB --gpu a100-80gb
+  memcalc snapshot snapshot.pickle
 
 Every command explains itself: memcalc estimate --help
 """

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
 from memcalc.errors import InputError
@@ -48,6 +49,7 @@ SLOW = 2000
 
 @click.command("estimate", cls=Command, epilog=EXAMPLES)
 @plan_options
+@config_options
 @option("The answer", "--plan", "plan_file", type=File(), metavar="FILE", help="Estimate a saved plan instead.")
 @option("The answer", "--save-plan", type=File(), metavar="FILE", help="Save the plan, for --plan and memcalc launch.")
 @option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
@@ -56,8 +58,9 @@ SLOW = 2000
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
 @option("The answer", "--check", is_flag=True, help="Exit with 1 when the plan does not fit on --gpu.")
 def command(
-    plan_file: Path | None, save_plan: Path | None, format: str, explain: bool, check: bool, **words: Any
-) -> None:
+    plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
+    check: bool, **words: Any,
+) -> None:  # fmt: skip
     """Predict the peak memory of a training run on its fullest GPU.
 
     MODEL is a named model, whose numbers the options below change; or leave it out and give --params.
@@ -65,7 +68,7 @@ def command(
     from memcalc.cli.report import explanation, summary
     from memcalc.estimate import estimate, usable_bytes
 
-    plan = _plan(plan_file, words)
+    plan = _plan(plan_file, config, scale, words)
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
         click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
@@ -93,7 +96,13 @@ def _timeline(rehearsal: Rehearsed | None) -> Timeline | None:
     return None if rehearsal is None else rehearsal.timeline
 
 
-def _plan(plan_file: Path | None, words: dict[str, Any]) -> Plan:
+def _plan(plan_file: Path | None, config: Path | None, scale: int | None, words: dict[str, Any]) -> Plan:
+    if config is None:
+        refuse_without_config(scale)
+    elif plan_file is not None:
+        raise InputError(f"--plan {plan_file} and --config {config} both say what to estimate; leave one out")
+    else:
+        return configured(config, words, scale)[0]
     if plan_file is None:
         plan = build_plan(words)
         check_effect(words, plan)

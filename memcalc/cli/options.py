@@ -15,6 +15,7 @@ from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shap
 from memcalc.errors import InputError
 from memcalc.groups import Group
 from memcalc.hardware import GPUS
+from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
 from memcalc.plan import Plan
@@ -22,7 +23,9 @@ from memcalc.precision import PRECISIONS
 from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["Command", "Words", "build_model", "build_plan", "check_effect", "given", "option", "plan_options"]
+__all__ = [
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+]  # fmt: skip
 
 Words = Mapping[str, Any]
 """What was typed, by parameter name; None where nothing was."""
@@ -180,6 +183,20 @@ def plan_options(command: Function) -> Function:
     return command
 
 
+def beside_options(command: Function) -> Function:
+    """The same options for a command with an argument of its own, but for those that it has already."""
+    plan_options(probe := lambda: None)
+    added: list[click.Option] = [param for param in _params(probe) if isinstance(param, click.Option)]
+    names = {param.name for param in _params(command)}
+    command.__click_params__ = [*(param for param in added if param.name not in names), *_params(command)]  # type: ignore[attr-defined]
+    return command
+
+
+def _params(command: Callable[..., Any]) -> list[click.Parameter]:
+    """Where click's decorators collect parameters, the last one first."""
+    return list(getattr(command, "__click_params__", []))
+
+
 def given(words: Words) -> dict[str, Any]:
     """Only what was typed."""
     return {name: value for name, value in words.items() if value is not None}
@@ -304,8 +321,21 @@ def build_plan(words: Words) -> Plan:
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
         })  # fmt: skip
+    if isinstance(words.get("model"), Path):
+        fields["implementation"] = _as_transformers(words, model)
     fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
+
+
+def _as_transformers(words: Words, model: Model) -> Implementation:
+    """A config.json is of transformers' code, and computed as that is written; what was typed goes first."""
+    from memcalc.hf.reading import read_config
+
+    usual = Implementation.suited(model, read_config(words["model"]).written)
+    prefix = "implementation__"
+    return dataclasses.replace(usual, **{
+        name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)
+    })  # fmt: skip
 
 
 def _usual_kind(optimizer: str, device: str) -> str:

@@ -22,7 +22,10 @@ if TYPE_CHECKING:
     from memcalc.rehearsal import Rehearsal
     from memcalc.search import Search
 
-__all__ = ["command"]
+__all__ = ["EMITTED", "command"]
+
+EMITTED = ("fsdp", "deepspeed", "accelerate", "torchrun", "sbatch")
+"""What ``memcalc.configs.emit`` writes; to import it takes longer than most recommendations need."""
 
 EXAMPLES = """\b
 Examples:
@@ -31,6 +34,7 @@ Examples:
   memcalc recommend gpt2-xl --gpu rtx-4090 --checkpointing full --format markdown
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --rehearse
   memcalc recommend gpt2-small-text --save-plan plan.json
+  memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --emit accelerate launch/
   memcalc recommend gpt2-small-text --launch --data book.txt --steps 200 --out run
 
 Without --gpu the GPUs of this machine are used; where it has none, its CPU cores and their RAM.
@@ -54,13 +58,17 @@ _S, _R = "The search", "The run"
     help="Confirm the first plan by a rehearsal (memcalc rehearse); one that does not fit by it makes way for the next.",
 )
 @option(_R, "--save-plan", type=File(), metavar="FILE", help="Save the first plan, for memcalc launch.")
+@option(_R, "--emit", nargs=2, type=(Name("format", EMITTED), File()), metavar="FORMAT DIR",
+        help=f"Write the first plan as a launch file into a folder. One of: {', '.join(EMITTED)}.")  # fmt: skip
+@option(_R, "--replace", is_flag=True, help="With --emit: replace files that are there.")
 @option(_R, "--launch", is_flag=True, help="Train the first plan on this machine now; needs --out.")
 @option(_R, "--data", type=File(), metavar="PATH", help="With --launch: what to train on; see memcalc launch --help.")
 @option(_R, "--steps", type=Whole(), metavar="N", help="With --launch: optimizer steps.  [default: 20]")
 @option(_R, "--out", type=File(), metavar="DIR", help="With --launch: folder of the run; new or empty.")
 def command(
     global_batch: int | None, allow_pure_16bit: bool, top: int, format: str, rehearse: bool,
-    save_plan: Path | None, launch: bool, data: Path | None, steps: int | None, out: Path | None, **words: Any,
+    save_plan: Path | None, emit: tuple[str, Path] | None, replace: bool, launch: bool, data: Path | None,
+    steps: int | None, out: Path | None, **words: Any,
 ) -> None:  # fmt: skip
     """Choose strategy, checkpointing, micro batch and precision for a training run, fastest first.
 
@@ -74,6 +82,8 @@ def command(
         raise InputError("--data, --steps and --out belong to --launch; add it, or use memcalc launch later")
     if launch and out is None:
         raise InputError("--launch needs --out DIR, a new folder for the run")
+    if replace and emit is None:
+        raise InputError("--replace belongs to --emit")
     job = _search(words, global_batch, allow_pure_16bit)
     found = recommend(job, top=top)
     confirmed = _confirm(found) if rehearse else []
@@ -87,6 +97,8 @@ def command(
     best = confirmed[-1].choice.plan if confirmed else found.plans[0].plan
     if save_plan is not None:
         best.save(save_plan)
+    if emit is not None:
+        _emit(best, *emit, replace)
     if format == "table":
         click.echo("" if launch else "\n" + "\n".join(_next(best, save_plan)))
     if launch and out is not None:
@@ -94,6 +106,14 @@ def command(
         from memcalc.training import Training
 
         run_and_show(best, out=out, training=Training(data=data, steps=steps or 20))
+
+
+def _emit(plan: Plan, kind: str, folder: Path, replace: bool) -> None:
+    from memcalc.configs.emit import emit
+    from memcalc.training import Training
+
+    for line in emit(plan, kind, folder, Training(), replace=replace):
+        click.echo(f"memcalc: {printable(line)}", err=True)
 
 
 def _search(words: dict[str, Any], global_batch: int | None, pure: bool) -> Search:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from memcalc.errors import PlanError, UnknownNameError
@@ -9,7 +10,7 @@ from memcalc.hf.keys import Derived, Key, Values, count
 from memcalc.spec import Model
 
 __all__ = [
-    "AS_HEADS", "EVEN_WIDTH", "EVERYWHERE", "FOUR_TIMES", "LLAMA", "activation", "activation_notes", "biases",
+    "AS_HEADS", "EVEN_WIDTH", "EVERYWHERE", "FOUR_TIMES", "LLAMA", "activation", "activation_notes", "as_written", "biases",
     "decoder_fields", "dropout_notes", "gpt_fields", "gpt_sizes", "rotated", "sizes",
 ]  # fmt: skip
 
@@ -84,6 +85,21 @@ def activation(name: str) -> str:
     if name not in _ACTIVATIONS:
         raise UnknownNameError("activation function", name, _ACTIVATIONS)
     return _ACTIVATIONS[name]
+
+
+def as_written(norm: str = "", softmax: str = "float32") -> Callable[[Values], dict[str, str]]:
+    """How a decoder's code is written in transformers: its RMSNorm, the softmax where attention is written out, its GELU.
+
+    >>> as_written("python")({"act": "gelu_new"})
+    {'norm': 'python', 'softmax': 'float32', 'gelu': 'python'}
+    """
+
+    def written(values: Values) -> dict[str, str]:
+        gelu = "python" if values.get("act") in _IN_PYTHON else ""
+        said = {"norm": norm, "softmax": softmax, "gelu": gelu}
+        return {field: form for field, form in said.items() if form}
+
+    return written
 
 
 def activation_notes(values: Values) -> list[str]:

@@ -10,7 +10,7 @@ from memcalc.hf.common import (
     EVERYWHERE,
     FOUR_TIMES,
     LLAMA,
-    activation_notes,
+    as_written,
     biases,
     decoder_fields,
     rotated,
@@ -81,8 +81,8 @@ DECODERS = [
         fields=lambda values, head: decoder_fields(
             values, gated=True, biases=biases(values, attention_bias="qkv out", mlp_bias="mlp")
         ),
+        written=as_written("python"),
         names=lambda model: LLAMA,
-        notes=activation_notes,
     ),
     ModelType(
         name="mistral",
@@ -95,8 +95,8 @@ DECODERS = [
             "act": _ACT,
         },
         fields=lambda values, head: decoder_fields(values, gated=True),
+        written=as_written("python"),
         names=lambda model: LLAMA,
-        notes=activation_notes,
     ),
     ModelType(
         name="qwen2",
@@ -109,8 +109,8 @@ DECODERS = [
             "act": _ACT,
         },
         fields=lambda values, head: decoder_fields(values, gated=True, biases=("qkv",)),
+        written=as_written("python"),
         names=lambda model: LLAMA,
-        notes=activation_notes,
     ),
     ModelType(
         name="qwen3",
@@ -126,8 +126,8 @@ DECODERS = [
         fields=lambda values, head: decoder_fields(
             values, gated=True, qk_norm=True, biases=biases(values, attention_bias="qkv out")
         ),
+        written=as_written("python"),
         names=lambda model: LLAMA,
-        notes=activation_notes,
     ),
     ModelType(
         name="gemma",
@@ -141,6 +141,7 @@ DECODERS = [
             "act": text("hidden_act", "gelu_pytorch_tanh"),
         },
         fields=_gemma,
+        written=as_written("chain"),
         names=lambda model: LLAMA,
     ),
     ModelType(
@@ -156,6 +157,7 @@ DECODERS = [
             **_caps(50.0, 30.0),
         },
         fields=_gemma2,
+        written=as_written("chain"),
         names=lambda model: _GEMMA2,
     ),
     ModelType(
@@ -171,6 +173,7 @@ DECODERS = [
             **_caps(None, None),
         },
         fields=lambda values, head: _gemma2(values, head, qk_norm=True),
+        written=as_written("chain"),
         names=lambda model: _GEMMA2,
     ),
     ModelType(
@@ -186,8 +189,8 @@ DECODERS = [
             "act": text("hidden_act", "gelu_new"),
         },
         fields=_phi,
+        written=as_written(),
         names=lambda model: _PHI,
-        notes=activation_notes,
     ),
     ModelType(
         # As the first files of microsoft/phi-1_5 and phi-2 had it, whose own configuration_phi.py took GPT's names.
@@ -207,8 +210,8 @@ DECODERS = [
             "act": text("activation_function", "gelu_new"),
         },
         fields=_phi,
+        written=as_written(),
         names=lambda model: _PHI,
-        notes=activation_notes,
     ),
     ModelType(
         name="phi3",
@@ -224,7 +227,7 @@ DECODERS = [
         fields=lambda values, head: decoder_fields(
             values, gated=True, fused_qkv=True, fused_gate_up=True, rotary_dim=rotated(values), head_major=True
         ),
+        written=as_written("python"),
         names=lambda model: LLAMA,
-        notes=activation_notes,
     ),
 ]

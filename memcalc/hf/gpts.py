@@ -8,7 +8,7 @@ from memcalc.errors import PlanError
 from memcalc.hf.common import (
     EVERYWHERE,
     FOUR_TIMES,
-    activation_notes,
+    as_written,
     dropout_notes,
     gpt_fields,
     gpt_sizes,
@@ -90,8 +90,9 @@ GPTS = [
             **_GELU_NEW,
         },
         fields=_gpt2,
+        written=as_written(softmax=""),
         names=lambda model: _GPT2,
-        notes=lambda values: activation_notes(values) + dropout_notes(values),
+        notes=dropout_notes,
     ),
     ModelType(
         name="gptj",
@@ -105,8 +106,9 @@ GPTS = [
             **_GELU_NEW,
         },
         fields=lambda values, head: gpt_fields(values, norm="layer", side_by_side=1, biases=("mlp", "head", "norm")),
+        written=as_written(),
         names=lambda model: _GPT_J,
-        notes=lambda values: [*activation_notes(values), _IN_FLOAT32],
+        notes=lambda values: [_IN_FLOAT32],
     ),
     ModelType(
         name="gpt_neo",
@@ -128,8 +130,9 @@ GPTS = [
         fields=lambda values, head: gpt_fields(
             values, norm="layer", positions="learned", biases=("out", "mlp", "norm")
         ),
+        written=as_written(),
         names=lambda model: _GPT_NEO,
-        notes=lambda values: [*activation_notes(values), _IN_FLOAT32],
+        notes=lambda values: [_IN_FLOAT32],
     ),
     ModelType(
         name="gpt_bigcode",
@@ -150,7 +153,8 @@ GPTS = [
             fused_qkv=True,
             **_NORMED,
         ),
+        written=as_written(),
         names=lambda model: _STARCODER,
-        notes=lambda values: activation_notes(values) + dropout_notes(values),
+        notes=dropout_notes,
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import EVEN_WIDTH, LLAMA, biases, sizes
+from memcalc.hf.common import EVEN_WIDTH, LLAMA, as_written, biases, sizes
 from memcalc.hf.keys import NEEDED, Key, Values, count, flag, text, wholes
 from memcalc.hf.record import ModelType
 from memcalc.spec import Model
@@ -108,6 +108,7 @@ MIXTURES = [
             **_SILU,
         },
         fields=lambda values, head: _mixture(values),
+        written=as_written("python"),
         names=lambda model: _names("shared_expert"),
     ),
     ModelType(
@@ -125,6 +126,7 @@ MIXTURES = [
             "qkv_bias": flag("qkv_bias", True),
         },
         fields=lambda values, head: _sparse(values, shared_gate=True, biases=biases(values, qkv_bias="qkv")),
+        written=as_written("python"),
         names=lambda model: _names("shared_expert"),
     ),
     ModelType(
@@ -141,6 +143,7 @@ MIXTURES = [
             "attention_bias": flag("attention_bias", False),
         },
         fields=lambda values, head: _sparse(values, qk_norm=True, biases=biases(values, attention_bias="qkv out")),
+        written=as_written("python"),
         names=lambda model: _names("shared_expert"),
     ),
     ModelType(
@@ -154,6 +157,7 @@ MIXTURES = [
             "mlp_bias": flag("mlp_bias", False),
         },
         fields=_deepseek,
+        written=as_written("python"),
         names=lambda model: _names("shared_experts"),
     ),
     ModelType(
@@ -166,6 +170,7 @@ MIXTURES = [
             "predicting": count("num_nextn_predict_layers num_mtp_layers", 1, least=0),
         },
         fields=_deepseek,
+        written=as_written("python"),
         names=lambda model: _names("shared_experts"),
         notes=lambda values: (
             ["layers that predict further tokens are no part of DeepseekV3ForCausalLM, and not counted"]

@@ -9,7 +9,7 @@ from memcalc.hf.common import (
     AS_HEADS,
     EVERYWHERE,
     FOUR_TIMES,
-    activation_notes,
+    as_written,
     biases,
     decoder_fields,
     dropout_notes,
@@ -135,8 +135,8 @@ OPEN_GPTS = [
             head_major=True,
             biases=(*biases(values, bias="qkv out"), "mlp", "norm"),
         ),
+        written=as_written(),
         names=lambda model: _NEOX,
-        notes=activation_notes,
     ),
     ModelType(
         name="falcon",
@@ -156,8 +156,9 @@ OPEN_GPTS = [
             "act": text("activation", "gelu"),
         },
         fields=_falcon,
+        written=as_written(softmax=""),
         names=lambda model: _FALCON_40B if model.side_by_side == 2 else _BLOOM,
-        notes=lambda values: activation_notes(values) + _attends(values),
+        notes=_attends,
     ),
     ModelType(
         name="opt",
@@ -178,8 +179,9 @@ OPEN_GPTS = [
             "act": text("activation_function", "relu"),
         },
         fields=_opt,
+        written=as_written(),
         names=lambda model: _OPT,
-        notes=lambda values: activation_notes(values) + dropout_notes(values),
+        notes=dropout_notes,
     ),
     ModelType(
         name="bloom",
@@ -196,6 +198,7 @@ OPEN_GPTS = [
             norm="layer",
             biases=EVERYWHERE,
         ),
+        written=as_written(),
         names=lambda model: _BLOOM,
     ),
 ]

@@ -88,7 +88,12 @@ def of_config(config: Mapping[str, Any], source: str, name: str) -> HfModel:
     try:
         fields = row.fields(values, head)
         notes += [*said, *row.notes(values), *_left_aside(config)]
-        return HfModel(model=Model(name=name or row.name, notes=tuple(notes), **fields), row=row, head=head)
+        return HfModel(
+            model=Model(name=name or row.name, notes=tuple(notes), **fields),
+            row=row,
+            head=head,
+            written=row.written(values),
+        )
     except PlanError as error:
         raise FileError(f"{source}: {error}") from None
 

@@ -34,6 +34,8 @@ class ModelType:
     parts: Mapping[str, str] = field(default_factory=dict)
     """Keys that hold a config of their own, with the ``model_type`` it has when it says none; read, each is a Model among
     the values."""
+    written: Callable[[Values], dict[str, str]] = lambda values: {}
+    """How transformers' code is written, in fields of a plan's ``implementation``."""
     notes: Callable[[Values], list[str]] = lambda values: []
     """What of the file is left aside or taken for granted."""
 
@@ -46,6 +48,8 @@ class HfModel:
     row: ModelType
     head: str
     """The class of transformers that is counted."""
+    written: Mapping[str, str] = field(default_factory=dict)
+    """How its code is written, in fields of a plan's ``implementation``."""
 
     def weights(self) -> list[Named]:
         """Every parameter once, by the name and the shape it has in transformers' module."""

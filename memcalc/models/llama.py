@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
 from memcalc.models import decoder, decoder_weights
-from memcalc.models.checks import causal_mask
+from memcalc.models.checks import causal_mask, no_dropout
 from memcalc.models.family import Family
 from memcalc.spec import Model, Weight
 
@@ -28,6 +28,7 @@ _OF_DECODERS = (
 
 def check(model: Model, plan: Plan) -> None:
     plain(model, _OF_DECODERS, ("qkv",))
+    no_dropout(model, plan)
     decoder.check(model, plan)
 
 

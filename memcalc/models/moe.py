@@ -10,7 +10,7 @@ from memcalc.errors import PlanError
 from memcalc.experts import balanced, combine, dispatch, route
 from memcalc.graph import Tensor
 from memcalc.models import decoder, decoder_weights
-from memcalc.models.checks import causal_mask, positive
+from memcalc.models.checks import causal_mask, no_dropout, positive
 from memcalc.models.family import Block, Family
 from memcalc.models.llama import plain
 from memcalc.positions import rotary_tables
@@ -47,6 +47,7 @@ def check(model: Model, plan: Plan) -> None:
             f"expert parallel: {model.name} has dense blocks, latent attention or stacked experts; leave it out"
         )
     plain(model, _OF_DECODERS, ("qkv", "out"))
+    no_dropout(model, plan)
     decoder.check(model, plan)
 
 

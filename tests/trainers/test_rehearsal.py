@@ -17,26 +17,30 @@ from trainers.models import build, criterion
 from trainers.rehearsal import private, rehearse
 from trainers.rehearsal.run import world
 
-ONE = {
-    "fp32": plan(),
-    "checkpointing": plan(checkpoint_every=1),
-    "bf16": plan(precision="bf16"),
-    "accumulation": plan(accumulation=2),
-    "amp, dropout": plan(precision="amp-bf16", dropout=0.1),
-    "convolutions": planned("resnet"),
-}
-TWO = {
-    "ddp": plan(ranks=2, strategy="ddp"),
-    "fsdp-full-shard": plan(ranks=2, strategy="fsdp-full-shard"),
-    "fsdp-shard-grad-op": plan(ranks=2, strategy="fsdp-shard-grad-op"),
-    "fsdp-full-shard checkpointing": plan(ranks=2, strategy="fsdp-full-shard", checkpoint_every=1),
-    "fsdp-full-shard amp": plan(ranks=2, strategy="fsdp-full-shard", precision="amp-bf16"),
-    "zero-1": plan(ranks=2, strategy="zero-1"),
-    "fsdp-no-shard": plan(ranks=2, strategy="fsdp-no-shard"),
-    "fsdp-hybrid-shard": plan(ranks=2, strategy="fsdp-hybrid-shard", fsdp=Fsdp(replicas=2)),
-    "fsdp 1": plan(ranks=2, strategy="fsdp-full-shard", fsdp=Fsdp(version="1")),
-    "fsdp 1 shard-grad-op": plan(ranks=2, strategy="fsdp-shard-grad-op", fsdp=Fsdp(version="1")),
-}
+ONE = some(
+    {
+        "checkpointing": plan(checkpoint_every=1),
+        "bf16": plan(precision="bf16"),
+        "amp, dropout": plan(precision="amp-bf16", dropout=0.1),
+        "convolutions": planned("resnet"),
+        "fp32": plan(),
+        "accumulation": plan(accumulation=2),
+    }
+)
+TWO = some(
+    {
+        "ddp": plan(ranks=2, strategy="ddp"),
+        "zero-1": plan(ranks=2, strategy="zero-1"),
+        "fsdp-full-shard amp": plan(ranks=2, strategy="fsdp-full-shard", precision="amp-bf16"),
+        "fsdp-full-shard": plan(ranks=2, strategy="fsdp-full-shard"),
+        "fsdp-full-shard checkpointing": plan(ranks=2, strategy="fsdp-full-shard", checkpoint_every=1),
+        "fsdp-no-shard": plan(ranks=2, strategy="fsdp-no-shard"),
+        "fsdp-shard-grad-op": plan(ranks=2, strategy="fsdp-shard-grad-op"),
+        "fsdp-hybrid-shard": plan(ranks=2, strategy="fsdp-hybrid-shard", fsdp=Fsdp(replicas=2)),
+        "fsdp 1 shard-grad-op": plan(ranks=2, strategy="fsdp-shard-grad-op", fsdp=Fsdp(version="1")),
+        "fsdp 1": plan(ranks=2, strategy="fsdp-full-shard", fsdp=Fsdp(version="1")),
+    }
+)
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +55,14 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
 @pytest.mark.parametrize("name", [*ONE, *TWO])
 def test_a_rehearsal_takes_what_the_cpu_allocator_gave(name: str, measured: dict[str, Result]) -> None:
     """The rank's own numbers within a thousandth, in each moment and of each state."""
-    found, real = rehearse((ONE | TWO)[name]), measured[name].ranks[0]
+    plan, real = (ONE | TWO)[name], measured[name].ranks[0]
+    found = rehearse(plan)
     assert found.allocated_peak == pytest.approx(real.allocated_peak, rel=1e-3)
     assert found.moment == real.moment
     for moment, size in real.by_moment.items():
-        # oneDNN's scratch memory for 16-bit products is no tensor: up to half a MiB.
-        slack = 2**19 if found.by_moment[moment] < size and "bf16" in name + "amp" * ("amp" in name) else 0
-        assert found.by_moment[moment] == pytest.approx(size, rel=1e-3, abs=slack), moment
+        # oneDNN's scratch memory for 16-bit products is no tensor: up to half a MiB, on top of what there is.
+        scratch = 2**19 if plan.precision_row.compute != "float32" else 0
+        assert -1e-3 * size <= size - found.by_moment[moment] <= max(1e-3 * size, scratch), moment
     assert (found.parameters, found.gradients) == (real.parameters, real.gradients)
     assert found.optimizer == real.optimizer
 
@@ -102,13 +107,13 @@ def tracked(plan: Plan) -> int:
 
 FAMILIES = {f"{family} {precision}": (family, precision) for family in SMALL for precision in ("fp32", "bf16")}
 CORNERS = {
-    f"{family} {device} {name}": (family, {"device": device, **fields})
+    f"{family} {name}": (family, fields)
     for family in SMALL
-    for device in ("cuda", "cpu")
     for name, fields in {
-        "fsdp": {"strategy": "fsdp-full-shard", "ranks": 4},
+        "fsdp amp": {"strategy": "fsdp-full-shard", "ranks": 4, "precision": "amp-bf16"},
         "amp": {"precision": "amp-bf16"},
         "checkpointing": {"checkpoint_every": 1},
+        "on the cpu": {"device": "cpu"},
     }.items()
 }
 
@@ -122,7 +127,7 @@ def test_the_ledger_agrees_for_every_family(name: str) -> None:
 @pytest.mark.parametrize("name", some(CORNERS))
 def test_the_ledger_agrees_in_the_corners(name: str) -> None:
     family, fields = CORNERS[name]
-    agree(planned(family, **fields))
+    agree(planned(family, **{"device": "cuda", **fields}))
 
 
 def agree(plan: Plan) -> None:

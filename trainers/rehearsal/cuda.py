@@ -40,13 +40,18 @@ def as_cuda_makes(name: str, found: Any) -> Any:
 
 
 @contextlib.contextmanager
-def cuda_kernels() -> Iterator[None]:
-    """Inside it, operations on the CPU keep and make what they do on CUDA. Holds for the whole process."""
+def cuda_kernels(*, fused_norm: bool = True) -> Iterator[None]:
+    """Inside it, operations on the CPU keep and make what they do on CUDA. Holds for the whole process.
+
+    Without ``fused_norm`` RMSNorm is the chain that it was before there was a kernel for it.
+    """
     library = Library("aten", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of overriding what is there, which is what is wanted
             for name, replacement in _KERNELS.items():
+                if name == "rms_norm" and not fused_norm:
+                    continue
                 library.impl(name, replacement, "AutogradCPU")
                 library.impl(name, replacement, "CPU")
             for name in LISTS:

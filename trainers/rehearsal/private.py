@@ -6,7 +6,7 @@
     storages that change size   torch.UntypedStorage.resize_, with which FSDP lets go of gathered parameters
     DDP's reducer               asks a collective for its result, and the fake group has none
 
-Tried with torch 2.6 to 2.13; a newer torch that moves one of them fails here, by name.
+Tried with torch 2.13; a torch that has one of them elsewhere fails here, by name.
 """
 
 from __future__ import annotations

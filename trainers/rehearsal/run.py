@@ -87,6 +87,8 @@ def rehearse(
         with world(rank, plan.ranks, torch.device("cuda", 0)) as process, private.answered_reductions():
             return train(plan, settings, process, parts=parts).ranks[0]
     tracer = tracer or Tracer(plan.device, STEPS - 1)
-    kernels = cuda_kernels() if plan.device == "cuda" else contextlib.nullcontext()
+    kernels: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if plan.device == "cuda":
+        kernels = cuda_kernels(fused_norm=plan.rms_norm == "fused")
     with world(rank, plan.ranks, torch.device("cpu")) as process, kernels, tracer.running():
         return train(plan, settings, process, parts=replace(parts, meter=lambda device, last_step: tracer)).ranks[0]

@@ -28,7 +28,7 @@ __all__ = ["Tracer"]
 _OUTSIDE = -1
 _BLOCK = {"cuda": 512, "cpu": 1}
 """Bytes each allocation is a multiple of (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
-_COPIED = {"c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
+_COPIED = {"c10d::allgather_": 0, "c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
 """What gloo, the backend on CPUs, works on a copy of: the argument (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
 newLikeFlat of the outputs in allgather, clone of the inputs in reduce_scatter_tensor_coalesced)."""
 _ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
@@ -42,7 +42,7 @@ class Tracer(private.Mode):
     def __init__(self, device: str, last_step: int) -> None:
         super().__init__()
         self.device, self.last_step, self.block = device, last_step, _BLOCK[device]
-        self.instrument = f"a rehearsal on fake tensors, as {device} would run it"
+        self.instrument = f"a rehearsal on fake tensors of torch {torch.__version__}, as {device} would run it"
         self.fake = private.fake_mode()
         self.events: list[Event] = []
         self.boundaries: list[Boundary] = []
@@ -107,7 +107,8 @@ class Tracer(private.Mode):
             self.see(tensor, name)
         self.give_back(*scratch)
         if name in _COPIED and self.device == "cpu" and torch.distributed.get_world_size() > 1:
-            self.give_back(*self.take(args[_COPIED[name]].untyped_storage().nbytes(), f"gloo:copy of {name}"))
+            size = sum(part.numel() * part.itemsize for part in private.tensors(args[_COPIED[name]]))
+            self.give_back(*self.take(size, f"gloo:copy of {name}"))
         return found
 
     def number_of(self, tensor: Tensor) -> float | int | bool:
