@@ -62,7 +62,7 @@ def checkpoint_units(model: nn.Module, plan: Plan) -> None:
     """
     for part in model.modules():
         config = getattr(part, "config", None)
-        if getattr(config, "use_cache", False) is True:
+        if config is not None and getattr(config, "use_cache", False) is True:
             config.use_cache = False
     for index, unit in enumerate(module_units(model, plan)):
         if plan.checkpointing.covers(index):
