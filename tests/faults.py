@@ -746,8 +746,8 @@ FAULTS = [
     Fault(
         name="a module that was not rehearsed may fit",
         file="estimate.py",
-        right="not model.module.factory and bool",
-        wrong="bool",
+        right="        or not model.module.factory\n",
+        wrong="        or True\n",
     ),
     Fault(
         name="a rehearsal lacks cuBLAS's workspaces",
