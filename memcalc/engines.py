@@ -27,6 +27,10 @@ class Engine:
     """A tied head brings the whole embedding to the last stage, with positions that nothing uses there."""
     lingers: bool = False
     """The gradients handed over last stay bound to local variables until the next ones replace them."""
+    works: bool = False
+    """What was sent stays with the schedule's own lists and variables, in ways that differ by schedule."""
+    whole_batch: bool = False
+    """All micro batches of a step are on the device from its start."""
     partitions: bool = False
     """Under tensor parallel, what waits and what is sent is divided over its ranks."""
 
@@ -35,12 +39,15 @@ ENGINES: Catalog[Engine] = Catalog(
     "pipeline engine",
     [
         # stage.py: args_recv_info and grad_recv_info are made for every micro batch before the first step; fwd_cache
-        # holds outputs and inputs until backward_one_chunk pops them.
+        # holds outputs, the last stage's too, and inputs until backward_one_chunk has popped and used them.
+        # schedules.py: step() takes all micro batches at once. memcalc/pipeline.py says what its schedules hold.
         Engine(
             name="torch",
             summary="torch.distributed.pipelining: buffers for all micro batches; outputs wait for their backward",
             keeps_output=True,
             buffers="all",
+            works=True,
+            whole_batch=True,
         ),
         # megatron/core/pipeline_parallel/schedules.py: deallocate_output_tensor leaves one element of a sent output.
         Engine(

@@ -99,8 +99,3 @@ class Fsdp(Group):
             old = ("forward_prefetch", "backward_prefetch", "limit_all_gathers", "original_parameters")
             found |= dict.fromkeys(old, "is for FSDP 1; add --fsdp-version 1")
         return found
-
-    def untrained(self, plan: Plan) -> str:
-        if not plan.strategy_row.gathers:
-            return ""
-        return "with FSDP 1, whose flat shards it does not save; take --fsdp-version 2" if self.version == "1" else ""

@@ -32,6 +32,8 @@ __all__ = [
     "environment",
     "installed_torch",
     "launch",
+    "require_accelerate",
+    "require_engine",
     "require_torch",
     "torchrun",
 ]
@@ -129,13 +131,13 @@ def torchrun(plan: Plan, training: Training, place: Place, out: Path) -> list[st
     """The call that starts this machine's ranks of a plan."""
     words = [str(out / "plan.json"), str(out), *training.arguments()]
     if plan.nodes == 1:
-        return command(plan.ranks, TRAINERS, *words, restarts=place.restarts)
+        return command(plan.processes, TRAINERS, *words, restarts=place.restarts)
     meeting = [
         "--nnodes", str(plan.nodes), "--node-rank", str(place.node), "--rdzv-backend", "c10d",
         "--rdzv-endpoint", place.rendezvous, "--rdzv-id", f"memcalc-{out.name}",
         "--rdzv-conf", f"join_timeout={_JOIN_SECONDS}",
     ]  # fmt: skip
-    return command(plan.ranks // plan.nodes, TRAINERS, *words, restarts=place.restarts, meeting=meeting)
+    return command(plan.processes // plan.nodes, TRAINERS, *words, restarts=place.restarts, meeting=meeting)
 
 
 def command(
@@ -168,6 +170,9 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
     if plan.untrained:
         raise PlanError(f"this plan can be estimated, but memcalc cannot train {plan.untrained}")
     check_place(plan, place)
+    require_engine(plan)
+    if training.accelerate:
+        require_accelerate(plan)
     row = plan.optimizer_row
     if not row.library.startswith("torch."):
         raise PlanError(f"{row.name} can be estimated but not trained: {row.library} is not part of torch, take adamw")
@@ -196,6 +201,36 @@ def require_torch() -> None:
     """Raises RunError where torch is not installed; looks without importing it."""
     if importlib.util.find_spec("torch") is None:
         raise RunError("torch is not installed; to train: pip install 'torch>=2.6'")
+
+
+def require_engine(plan: Plan) -> None:
+    """Raises RunError where what runs the plan's strategy is not installed, or cannot be built; looks without importing it."""
+    if plan.strategy_row.zero_stage is None:
+        return
+    if importlib.util.find_spec("deepspeed") is None:
+        raise RunError(f"{plan.strategy} needs deepspeed, which is not installed: pip install 'gpu-memcalc[deepspeed]'")
+    compiler = os.environ.get("CXX", "c++")
+    if plan.device == "cpu" and shutil.which(compiler) is None:
+        # deepspeed/comm/torch.py, build_shm_op, builds its shared-memory operations when it starts on a CPU.
+        raise RunError(
+            f"{plan.strategy} on the CPU needs a C++ compiler, and {compiler} is none; install g++ or set CXX"
+        )
+
+
+def require_accelerate(plan: Plan) -> None:
+    """Raises RunError where accelerate is not installed, PlanError where it would run the plan in another way than said."""
+    if importlib.util.find_spec("accelerate") is None:
+        raise RunError("accelerate is not installed: pip install 'gpu-memcalc[accelerate]'")
+    row, layout = plan.strategy_row, plan.layout
+    if row.gathers and plan.device == "cpu":
+        # accelerate/state.py, AcceleratorState: FSDP only where the device is no CPU.
+        raise PlanError("accelerate on the CPU makes DDP of FSDP without a word; take ddp, or leave out --accelerate")
+    ours = plan.strategy in ("single", "ddp") or (row.gathers and plan.fsdp.version == "2" and not row.replicates)
+    if not ours or layout.model_parallel > 1 or plan.offload.on or plan.precision_row.autocast:
+        raise PlanError(
+            f"accelerate is put around single, ddp and FSDP 2 in fp32 or bf16, not around {plan.strategy} in "
+            f"{plan.precision}; leave out --accelerate"
+        )
 
 
 def installed_torch() -> str | None:

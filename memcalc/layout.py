@@ -135,13 +135,33 @@ class Layout(Group):
         return {} if self.pipeline > 1 else {"schedule": "orders micro batches in a pipeline; add --pipeline-parallel"}
 
     def untrained(self, plan: Plan) -> str:
-        others = {"context": self.context, "pipeline": self.pipeline, "expert": self.expert}
+        others = {"context": self.context, "expert": self.expert}
         if more := next((name for name, degree in others.items() if degree > 1), ""):
             return f"with {more} parallel"
+        if self.pipeline > 1 and (said := self._unpiped(plan)):
+            return said
         if self.tensor == 1:
             return ""
-        if plan.strategy != "single" or plan.model.family != "llama" or plan.model.tied:
-            return "with tensor parallel other models than Llama with a head of its own, nor with another strategy than single"
+        if plan.model.family != "llama" or plan.model.tied:
+            return "with tensor parallel other models than Llama with a head of its own"
+        if plan.strategy != "single" and not (plan.strategy_row.gathers and plan.fsdp.version == "2"):
+            # torch/distributed/tensor/parallel/ddp.py, _localize_dtensor, puts new parameters in the model's place after
+            # every forward pass, which neither the optimizer nor DDP's reducer knows.
+            return f"with tensor parallel by {plan.strategy}; take single or FSDP 2"
         if plan.model.fused_qkv or plan.model.biases or plan.model.qk_norm:
             return "with tensor parallel a Llama whose products are fused or have biases"
         return "with loss parallel" if self.loss_parallel else ""
+
+    def _unpiped(self, plan: Plan) -> str:
+        if plan.model.family not in ("gpt2", "llama"):
+            return "with pipeline parallel other models than GPT-2 and Llama"
+        if plan.strategy not in ("single", "ddp") and not (plan.strategy_row.gathers and plan.fsdp.version == "2"):
+            return f"with pipeline parallel by {plan.strategy}; take single, ddp or FSDP 2"
+        if plan.strategy_row.gathers and self.schedule == "interleaved":
+            # _PipelineScheduleRuntime gathers whole stretches ahead (schedules.py, _add_unshard_reshard).
+            return f"with an interleaved pipeline by {plan.strategy}; take 1f1b or gpipe"
+        if plan.loss.chunk_head:
+            return "with pipeline parallel and a head that is computed chunk by chunk"
+        if plan.precision_row.loss_scaling:
+            return "with pipeline parallel and scaled losses; take bf16"
+        return ""

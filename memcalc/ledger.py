@@ -22,12 +22,11 @@ from memcalc.adapted import adapting, prompting
 from memcalc.batch import Batch, make_batch
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
-from memcalc.graph import Graph, Node, Tensor
+from memcalc.graph import Tensor
 from memcalc.models import Block
 from memcalc.parallel import EMBEDDINGS, Replicated, Zero3, build_whole, flattened, make, resume, shard_units
-from memcalc.pipeline import Links
+from memcalc.pipeline import Flight, Links, whole_batch
 from memcalc.plan import Plan
-from memcalc.recorder import Storage
 from memcalc.schedules import MIDDLE, passes, played
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import HEAD, Weight
@@ -90,20 +89,6 @@ def play(plan: Plan, stage: Stage) -> Skeleton:
         step.hooks.modules.follow(rehearsal.hooks.modules.seen)
     step.run()
     return step.tape.skeleton(CUDA_BLOCK if plan.device == "cuda" else 1)
-
-
-class _Flight:
-    """A micro batch between its forward and its backward pass through some layers: the graph and what is kept for it."""
-
-    __slots__ = ("entry", "graph", "kept", "output")
-
-    graph: Graph
-    output: Tensor
-
-    def __init__(self) -> None:
-        self.kept: list[Storage] = []
-        self.entry = Node([], lambda node, grads: [], 1)
-        """Where the gradient of what was received arrives."""
 
 
 class _Step:
@@ -171,19 +156,24 @@ class _Step:
         resume(tape, plan, self.hooks)
         self.links.open(tape)
         self.batch = self.make_batch()
+        if whole_batch(plan):
+            tape.moment = "start"
+            self.batch = self.make_batch()
         where = (layout.schedule, stage.index, stage.of)
         eager = plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch
-        rounds = played(*where, plan.accumulation, layout.chunks)
-        flights: dict[tuple[int, int], _Flight] = {}
+        rounds = played(*where, plan.accumulation, layout.chunks, remembers=self.links.remembers)
+        flights: dict[tuple[int, int], Flight] = {}
         for forward, micro_batch, chunk in passes(*where, rounds, layout.chunks):
             self.hooks.sync = micro_batch == rounds - 1 or eager
             since = tape.made
             if forward:
                 flights[micro_batch, chunk] = self.forward_pass(stage.chunks[chunk])
-                if rounds < plan.accumulation and layout.schedule == "gpipe" and micro_batch == MIDDLE:
-                    tape.repeat(since, plan.accumulation - rounds + 1)
             else:
                 self.backward_pass(stage.chunks[chunk], flights.pop((micro_batch, chunk)))
+            many = rounds < plan.accumulation and layout.schedule == "gpipe" and micro_batch == MIDDLE
+            if many and (forward or self.links.holds_gradients):
+                tape.repeat(since, plan.accumulation - rounds + 1)
+        self.hooks.finish()
         self.links.close()
         tape.moment = "step"
         if plan.update.clip:
@@ -194,12 +184,13 @@ class _Step:
     def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""
         # One process takes the samples of all its GPUs, of which each replica sees its own.
-        return make_batch(self.tape, self.local, self.plan.ranks if self.plan.strategy_row.one_process else 1)
+        times = self.plan.ranks if self.plan.strategy_row.one_process else 1
+        return make_batch(self.tape, self.local, times * (self.plan.accumulation if whole_batch(self.plan) else 1))
 
-    def forward_pass(self, part: Stretch) -> _Flight:
-        tape, hooks, flight = self.tape, self.hooks, _Flight()
+    def forward_pass(self, part: Stretch) -> Flight:
+        tape, hooks, flight = self.tape, self.hooks, Flight()
         tape.moment = "start"
-        if part.first or part.last:
+        if (part.first or part.last) and not whole_batch(self.plan):
             self.batch = self.make_batch()
         beside = self.plan.family.beside(tape, self.local) if part.first or part.last else []
         tape.moment = "forward"
@@ -216,7 +207,7 @@ class _Step:
                     output = hooks.gather_outputs(output)
                 if self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
-                self.links.keep_logits(output)
+                self.links.keep_logits(output, flight.kept)
                 loss = output if self.plan.family.unplayed else loss_of(tape, self.local, output, self.batch[1])
                 if self.plan.loss.converted:
                     wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
@@ -232,7 +223,7 @@ class _Step:
         del beside
         return flight
 
-    def backward_pass(self, part: Stretch, flight: _Flight) -> None:
+    def backward_pass(self, part: Stretch, flight: Flight) -> None:
         tape = self.tape
         tape.moment = "backward"
         node, slot = flight.output.node, flight.output.slot

@@ -55,8 +55,14 @@ class Offload(Group):
         row = plan.strategy_row
         if plan.adapter.freezes:
             raise PlanError(f"offload is not counted with frozen weights ({plan.adapter.kind})")
-        if plan.device != "cuda":
-            raise PlanError(f"offload moves tensors from a GPU to its host, but the device is the {plan.device}")
+        if plan.device != "cuda" and (row.gathers and plan.fsdp.version == "1"):
+            raise PlanError(
+                "FSDP 1 pins what it offloads, which takes a GPU; take --fsdp-version 2, or leave offload out"
+            )
+        if plan.device != "cuda" and "nvme" in (self.optimizer, self.parameters):
+            raise PlanError(
+                "offload to NVMe is from a GPU by way of its host; take --device cuda, or --offload-optimizer cpu"
+            )
         if row.gathers:
             if (self.optimizer, self.parameters) != ("cpu", "cpu"):
                 raise PlanError(
@@ -74,4 +80,4 @@ class Offload(Group):
             raise PlanError(f"DeepSpeed updates offloaded states with its CPU Adam, not {plan.optimizer}; take adamw")
 
     def untrained(self, plan: Plan) -> str:
-        return "with offload" if self.on else ""
+        return "with offload to NVMe" if "nvme" in (self.optimizer, self.parameters) else ""

@@ -124,12 +124,13 @@ def casts_to_float8(t: Tape, weight: Weight, parts: list[tuple[tuple[int, ...], 
     return casts
 
 
-def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:
-    """``F.embedding``: saves the indices; its weight gradient is dense."""
+def embedding(t: Tape, ids: Tensor, name: str, parts: int = 1) -> Tensor:
+    """``F.embedding``: saves the indices; its weight gradient is dense, and of all ``parts`` of a table that has several."""
     w = t.weights[f"{name}.weight"]
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        return [t.allocate(f"{w.name} gradient", w.shape, t.dtype_of(w), "gradients", batched=False)]
+        shape = (w.shape[0] * parts, *w.shape[1:])
+        return [t.allocate(f"{w.name} gradient", shape, t.dtype_of(w), "gradients", batched=False)]
 
     node = t.node([w], backward)
     t.save(node, ids.storage)

@@ -5,13 +5,32 @@ from __future__ import annotations
 from collections import deque
 
 from memcalc.engines import ENGINES
-from memcalc.graph import Node, Tensor
+from memcalc.graph import Graph, Node, Tensor
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
 from memcalc.stages import Stage
 from memcalc.tape import Tape
 
-__all__ = ["Links"]
+__all__ = ["Flight", "Links", "whole_batch"]
+
+
+def whole_batch(plan: Plan) -> bool:
+    """All micro batches of a step come together."""
+    return plan.layout.pipeline > 1 and ENGINES[plan.strategy_row.engine].whole_batch
+
+
+class Flight:
+    """A micro batch between its forward and its backward pass through some layers: the graph and what is kept for it."""
+
+    __slots__ = ("entry", "graph", "kept", "output")
+
+    graph: Graph
+    output: Tensor
+
+    def __init__(self) -> None:
+        self.kept: list[Storage] = []
+        self.entry = Node([], lambda node, grads: [], 1)
+        """Where the gradient of what was received arrives."""
 
 
 class Links:
@@ -28,6 +47,9 @@ class Links:
         self.gradients: Storage | None = None
         self.logits: deque[Storage] = deque(maxlen=max(self.engine.keeps_logits, 1))
         self.lingering: dict[str, Storage] = {}
+        self.held: list[Storage] = []
+        """What torch's schedules hold on to until the step's last backward pass."""
+        self.sent = 0
 
     def open(self, tape: Tape) -> None:
         """Buffers that stay from step to step."""
@@ -47,6 +69,7 @@ class Links:
     def close(self) -> None:
         """At the end of all passes."""
         self.lingering.clear()
+        self.held.clear()
 
     def receive(self, entry: Node, kept: list[Storage]) -> Tensor:
         """The activations of the stage before; their gradient goes to ``entry``."""
@@ -71,11 +94,40 @@ class Links:
             kept.append(self._make("output of the stage, divided", self.part))
         elif self.engine.keeps_output:
             kept.append(output.storage)
+            self._hold_output(output.storage)
         stub = self.tape.allocate("output that was sent", (1,), self.dtype, "activations", batched=False)
         return Tensor(stub, output.shape, output.dtype, output.node, output.slot)
 
-    def keep_logits(self, output: Tensor) -> None:
+    @property
+    def remembers(self) -> bool:
+        """The output of a micro batch of the warm-up stays longer than itself."""
+        return self.engine.works and self.plan.device == "cpu"
+
+    def _hold_output(self, output: Storage) -> None:
+        """torch/distributed/pipelining/schedules.py: the variables of _step_microbatches that outlive a forward pass.
+
+        A Work of gloo has its tensor as long as it lives (torch/csrc/distributed/c10d/ProcessGroupGloo.hpp, SendWork), one
+        of NCCL until it was waited for (ProcessGroupNCCL.cpp, WorkNCCL::synchronize unstashes it).
+        """
+        if not self.engine.works:
+            return
+        schedule, gloo = self.plan.layout.schedule, self.plan.device == "cpu"
+        if schedule == "interleaved":  # send_ops are waited for when all is done
+            self.held.append(output)
+            return
+        self.lingering["output that was made last"] = output
+        warm_up = min(self.plan.accumulation, self.stage.of - self.stage.index)
+        # GPipe's fwd_sends_to_wait has all; 1F1B's send_work the last but one of the warm-up.
+        if gloo and (schedule == "gpipe" or self.sent == warm_up - 2):
+            self.held.append(output)
+        self.sent += 1
+
+    def keep_logits(self, output: Tensor, kept: list[Storage]) -> None:
         """The last stage's outputs, which some engines hold on to."""
+        if self.engine.works and self.stage.of > 1:
+            kept.append(output.storage)
+            if self.plan.layout.schedule != "interleaved":
+                self.lingering["output that was made last"] = output.storage
         if self.engine.keeps_logits and (self.stage.of > 1 or self.plan.deepspeed.pipeline_engine):
             self.logits.append(output.storage)
 
@@ -97,12 +149,19 @@ class Links:
     def send_gradient(self, entry: Node) -> None:
         """The gradient of a stage's input; it is held until it has been sent."""
         grad = entry.grads[0]
-        if grad is not None:
+        if grad is not None and self.holds_gradients:
+            self.held.append(grad)
+        elif grad is not None:
             self.lingering["input"] = grad
+
+    @property
+    def holds_gradients(self) -> bool:
+        """bwd_sends_to_wait and send_ops have each gradient that was sent; 1F1B's bwd_sends the last one."""
+        return self.engine.works and self.plan.layout.schedule != "1f1b"
 
     def _forget(self) -> None:
         """What was sent is gone once the next tensor has been received."""
-        if not self.engine.lingers:
+        if not self.engine.lingers and not self.engine.works:
             self.lingering.clear()
 
     def _make(self, name: str, shape: tuple[int, ...]) -> Storage:

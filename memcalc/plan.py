@@ -130,6 +130,8 @@ class Plan:
         """What ``trainers/`` cannot do of this plan, in words that follow "cannot train"; blank when it can."""
         if not self.strategy_row.backend:
             return f"with {self.strategy}"
+        if self.strategy_row.one_process and self.device == "cpu":
+            return f"with {self.strategy} on the CPU, where nn.DataParallel divides nothing; take ddp"
         said: str = self.family.untrained(self.model)
         return said or next((said for group in self.groups if (said := group.untrained(self))), "")
 
@@ -213,6 +215,11 @@ class Plan:
     def data_parallel(self) -> int:
         """Ranks that work on samples of their own."""
         return self.ranks // self.layout.model_parallel
+
+    @property
+    def processes(self) -> int:
+        """Processes that are started, one for each rank unless one drives all GPUs."""
+        return 1 if self.strategy_row.one_process else self.ranks
 
     @property
     def shards(self) -> int:

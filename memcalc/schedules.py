@@ -79,10 +79,13 @@ def in_flight(order: list[Pass]) -> int:
     return most
 
 
-def played(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> int:
+def played(
+    schedule: str, stage: int, stages: int, micro_batches: int, chunks: int = 1, *, remembers: bool = False
+) -> int:
     """Micro batches that need playing for the fullest point: more of them only repeat what one has seen.
 
-    After the warm-up a first, a middle and a last micro batch differ.
+    After the warm-up a first, a middle and a last micro batch differ. One that ``remembers`` has something of the
+    warm-up, which counts in full when all micro batches of the warm-up are done.
 
     >>> played("1f1b", 0, 4, 1000), played("1f1b", 3, 4, 1000), played("gpipe", 0, 4, 1000)
     (6, 3, 8)
@@ -91,6 +94,6 @@ def played(schedule: str, stage: int, stages: int, micro_batches: int, chunks: i
         return min(micro_batches, PLAYED)
     warm_up = ahead(schedule, stage, stages, micro_batches, chunks)
     if chunks == 1:
-        return min(micro_batches, warm_up + 3)
+        return min(micro_batches, max(warm_up + 3, (2 * warm_up + 1) * remembers))
     rounds = -(-warm_up // (stages * chunks)) + 3
     return min(micro_batches, rounds * stages + micro_batches % stages)

@@ -61,6 +61,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             name="data-parallel",
             summary="one process for all GPUs (nn.DataParallel); the first one also takes all outputs and the loss",
             one_process=True,
+            backend="data_parallel",
         ),
         Strategy(
             name="zero-1",
@@ -117,6 +118,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             zero_stage=0,
             masters=True,
             engine="deepspeed",
+            backend="deepspeed",
         ),
         Strategy(
             name="deepspeed-1",
@@ -125,6 +127,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             zero_stage=1,
             masters=True,
             engine="deepspeed",
+            backend="deepspeed",
         ),
         Strategy(
             name="deepspeed-2",
@@ -134,6 +137,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             zero_stage=2,
             masters=True,
             engine="deepspeed",
+            backend="deepspeed",
         ),
         Strategy(
             name="deepspeed-3",
@@ -145,6 +149,7 @@ STRATEGIES: Catalog[Strategy] = Catalog(
             zero_stage=3,
             masters=True,
             engine="deepspeed",
+            backend="deepspeed",
         ),
         Strategy(
             name="megatron-ddp",

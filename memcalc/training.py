@@ -52,6 +52,8 @@ class Training:
     schedule: str = ""
     """The learning rate by step, as DeepSpeed's files say it, in JSON: ``{"type": "WarmupLR", "warmup_num_steps": 500}``.
     Blank is the loop's own: up in a line, then down in a cosine."""
+    accelerate: bool = False
+    """The strategy is put around the model by accelerate."""
     resume: bool = False
     """Continue from the newest complete checkpoint of the same folder."""
 
@@ -93,7 +95,7 @@ class Training:
             if getattr(self, name) is not None:
                 words += [f"--{name}", str(getattr(self, name))]
         words += ["--schedule", self.schedule] if self.schedule else []
-        return [*words, "--resume"] if self.resume else words
+        return words + [f"--{name}" for name in ("accelerate", "resume") if getattr(self, name)]
 
     def as_saved(self) -> dict[str, Any]:
         """What a run's folder keeps: everything but ``resume``, with paths that hold wherever one stands."""

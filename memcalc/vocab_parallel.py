@@ -15,12 +15,17 @@ __all__ = ["embedding", "gather_logits", "in_place_loss", "loss_parallel"]
 
 
 def embedding(t: Tape, ids: Tensor, name: str) -> Tensor:
-    """Rows of a table that other ranks hold are zeros; the ranks' results are yet to be summed (``leave``)."""
+    """Rows of a table that other ranks hold are zeros; the ranks' results are yet to be summed (``leave``).
+
+    DTensor gives each rank the gradient of the whole table: torch/distributed/tensor/_ops/_embedding_ops.py,
+    embedding_dense_backward_strategy, knows none that is divided by rows.
+    """
     if t.layout.tensor == 1:
         return ops.embedding(t, ids, name)
     mask = t.allocate(f"{name} mask", ids.shape, "bool", "activations")
     kept = t.allocate(f"{name} masked indices", ids.shape, "int64", "activations")
-    x = ops.embedding(t, Tensor(kept, ids.shape, "int64", None), name)
+    parts = 1 if t.reduces_in_place else t.layout.tensor
+    x = ops.embedding(t, Tensor(kept, ids.shape, "int64", None), name, parts)
     shape, dtype = x.shape, x.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:

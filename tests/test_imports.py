@@ -90,7 +90,7 @@ ALLOWED = {
     "trainers": {"click", "numpy", "torch", "memcalc", "trainers"},
 }
 OPTIONAL = {
-    "trainers": {"PIL", "safetensors", "tokenizers", "transformers"},
+    "trainers": {"PIL", "accelerate", "deepspeed", "safetensors", "tokenizers", "transformers"},
     "memcalc": {"yaml"},
 }  # imported inside the function that needs them
 

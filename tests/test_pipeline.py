@@ -143,7 +143,7 @@ def test_counted_micro_batches_need_what_played_ones_do(
 def test_a_long_1f1b_needs_what_all_its_micro_batches_do(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = piped(3, dataclasses.replace(PLAIN, accumulation=12, micro_batch=1))
     short = ledger(plan, 0).peak().bytes
-    monkeypatch.setattr(ledger_module, "played", lambda schedule, stage, stages, micro_batches, chunks: micro_batches)
+    monkeypatch.setattr(ledger_module, "played", lambda *where, **_: where[3])
     assert ledger(plan, 0).peak().bytes == short
 
 

@@ -17,7 +17,17 @@ from trainers.models import dtype_of
 from trainers.module_batches import called_with, counted, sampled
 from trainers.process import Process
 
-__all__ = ["Batches", "Source"]
+__all__ = ["Batches", "Source", "readers", "samples_read"]
+
+
+def readers(plan: Plan) -> int:
+    """Processes that read samples of their own."""
+    return plan.data_parallel if plan.processes > 1 else 1
+
+
+def samples_read(plan: Plan) -> int:
+    """Samples of a micro batch that one of them reads: all GPUs' where one process drives them."""
+    return plan.micro_batch * (plan.data_parallel // readers(plan))
 
 
 class Source(Protocol):
@@ -36,6 +46,9 @@ class Source(Protocol):
     def get(self, step: int, micro: int) -> tuple[Any, Any]:
         """Inputs and targets of one micro batch of a step."""
 
+    def whole(self, step: int) -> tuple[Any, Any]:
+        """Inputs and targets of all micro batches of a step together."""
+
     def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
         """Inputs and targets of some samples."""
 
@@ -51,7 +64,7 @@ class Batches:
         self.training, self.held_out = data.split(self.samples, per_step=plan.global_batch, what=what)
         self.sampler: DistributedSampler[int] = DistributedSampler(
             self.training,  # type: ignore[arg-type]  # all it asks for is a length
-            plan.data_parallel,
+            readers(plan),
             process.rank // plan.layout.model_parallel,
             seed=settings.seed,
             drop_last=True,
@@ -81,8 +94,14 @@ class Batches:
 
     def get(self, step: int, micro: int) -> tuple[Any, Any]:
         """Inputs and targets of one micro batch of a step."""
-        size = self.plan.micro_batch
+        size = samples_read(self.plan)
         first = (step % self.per_epoch * self.plan.accumulation + micro) * size
+        return self.at(self.training[self.order[first : first + size]])
+
+    def whole(self, step: int) -> tuple[Any, Any]:
+        """Inputs and targets of all micro batches of a step together."""
+        size = samples_read(self.plan) * self.plan.accumulation
+        first = step % self.per_epoch * size
         return self.at(self.training[self.order[first : first + size]])
 
     def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:

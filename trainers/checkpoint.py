@@ -21,15 +21,17 @@ import torch.distributed.checkpoint.state_dict_loader as loader
 import torch.distributed.checkpoint.state_dict_saver as saver
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.tensor import DTensor
 
 from memcalc.errors import FileError, PlanError, shorten
 from memcalc.files import read_json, write_text
 from memcalc.plan import Plan
 from memcalc.run_folder import COMPLETE, drop_old
 from trainers.backends import Prepared
+from trainers.models import dtype_of
 from trainers.process import Process
 
-__all__ = ["Resumed", "load", "parameters", "save"]
+__all__ = ["Resumed", "load", "parameters", "save", "shapes", "whole"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -43,11 +45,30 @@ class Resumed:
 
 def parameters(prepared: Prepared, plan: Plan) -> dict[str, Tensor]:
     """The model's parameters by the names of its weights: wrappers rename them, but keep their order."""
-    names = [weight.name for weight in plan.weights]
+    names = [weight.name for weight in (plan.weights if prepared.weights is None else prepared.weights)]
     return dict(zip(names, prepared.model.parameters(), strict=True))
 
 
+def shapes(plan: Plan) -> dict[str, Tensor]:
+    """Shape and dtype of each whole weight, as tensors without memory."""
+    usual = plan.precision_row.weights
+    return {
+        weight.name: torch.empty(weight.shape, dtype=dtype_of(weight.dtype or usual), device="meta")
+        for weight in plan.weights
+    }
+
+
+def whole(prepared: Prepared, plan: Plan, name: str) -> Tensor:
+    """One weight in full. All ranks ask together."""
+    if prepared.whole is not None:
+        return prepared.whole(name)
+    found = parameters(prepared, plan)[name].detach()
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
 def _state(prepared: Prepared, plan: Plan) -> dict[str, Any]:
+    if prepared.state is not None:
+        return prepared.state()
     named = parameters(prepared, plan)
     held = prepared.states.state
     optimizer = {
@@ -89,15 +110,21 @@ def load(path: Path, prepared: Prepared, plan: Plan) -> Resumed:
     marker = read_json(path / COMPLETE, str(path / COMPLETE))
     if {key: marker.get(key) for key in _job(plan)} != _job(plan):
         raise PlanError(f"{path} was saved by a run with another model or optimizer; a resumed run keeps both")
-    _make_states(prepared, plan)
+    if prepared.wake is not None:
+        prepared.wake()
+    else:
+        _make_states(prepared)
+    state = _state(prepared, plan)
     try:
-        loader.load(_state(prepared, plan), checkpoint_id=path)
+        loader.load(state, checkpoint_id=path)
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
         raise FileError(f"checkpoint {path} cannot be read: {_cause(error)}") from error
+    if prepared.restore is not None:
+        prepared.restore(state)
     return Resumed(step=marker["step"], losses=marker["losses"], scaler=marker["scaler"])
 
 
-def _make_states(prepared: Prepared, plan: Plan) -> None:
+def _make_states(prepared: Prepared) -> None:
     """Let the optimizer make its states, which are then overwritten: a step of length 0 along gradients of 0."""
     for group in prepared.optimizer.param_groups:
         group["lr"] = 0.0

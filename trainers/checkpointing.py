@@ -54,8 +54,11 @@ class Segment(Consecutive):
         return self.checkpoint(super().forward, x, *shared)
 
 
-def checkpoint_blocks(model: nn.Module, plan: Plan) -> None:
-    """Replace each ``plan.checkpoint_every`` blocks by a Segment; 0 leaves the model as it is."""
+def checkpoint_blocks(model: nn.Module, plan: Plan, start: int = 0) -> None:
+    """Replace each ``plan.checkpoint_every`` blocks by a Segment; 0 leaves the model as it is.
+
+    ``start`` is the place in the whole model of the first block here.
+    """
     if not plan.checkpoint_every:
         return
     blocks = units(model, plan)
@@ -65,7 +68,11 @@ def checkpoint_blocks(model: nn.Module, plan: Plan) -> None:
     every = plan.checkpoint_every
     segments = [blocks[first : first + every] for first in range(0, len(blocks), every)]
     wrapped = [
-        Segment(list(part), plan) if plan.checkpointing.covers(index) else part[0] if every == 1 else Consecutive(*part)
+        Segment(list(part), plan)
+        if plan.checkpointing.covers(start // every + index)
+        else part[0]
+        if every == 1
+        else Consecutive(*part)
         for index, part in enumerate(segments)
     ]
     del blocks[:]

@@ -8,14 +8,14 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import memcalc
 from memcalc.errors import InputError
@@ -25,51 +25,22 @@ from memcalc.plan import Plan
 from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
 from memcalc.units import format_bytes
-from trainers import checkpoint, meters
+from trainers import checkpoint
 from trainers.adapters import add_adapters
 from trainers.backends import Prepared, prepare
-from trainers.batches import Batches, Source
+from trainers.batches import Source
 from trainers.checkpointing import checkpoint_blocks, want_input_gradients
-from trainers.models import build, criterion, dtype_of
+from trainers.evaluation import evaluate
+from trainers.models import dtype_of
 from trainers.models.module import call
+from trainers.parts import Moments, Parts
 from trainers.preemption import Agreement
 from trainers.process import Process, Signals
 from trainers.weights import save_weights
 
-__all__ = ["Moments", "Parts", "mask_seed", "train"]
-
-Criterion = Callable[[Any, Tensor], Tensor]
-"""Model output and targets to the loss."""
+__all__ = ["mask_seed", "train"]
 
 _LOG_EVERY = 50  # steps between progress lines at most; each makes the loop wait for the device
-
-
-class Moments:
-    """Where the loop is, for the instruments and for error messages."""
-
-    def __init__(self) -> None:
-        self.meter: meters.Meter | None = None
-        self.step, self.moment = -1, "init"
-
-    def __call__(self, step: int, moment: str) -> None:
-        self.step, self.moment = step, moment
-        if self.meter is not None:
-            self.meter.mark(step, moment)
-
-    def outside(self) -> None:
-        """Between steps: evaluation, checkpoints, logging."""
-        self(-1, "init")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Parts:
-    """What a run is put together from; a rehearsal brings some of its own."""
-
-    build: Callable[[Plan], nn.Module] = build
-    """The model, on the meta device."""
-    criterion: Callable[[Plan], Criterion] = criterion
-    batches: Callable[[Plan, Training, Process], Source] = Batches
-    meter: Callable[[torch.device, int], meters.Meter] = meters.make
 
 
 def train(
@@ -87,8 +58,8 @@ def train(
 
     The measurement that comes back holds this rank's memory only.
     """
-    if plan.ranks != process.world:
-        raise InputError(f"the plan is for {plan.ranks} ranks, but {process.world} were started")
+    if plan.processes != process.world:
+        raise InputError(f"the plan is for {plan.processes} ranks, but {process.world} were started")
     at, parts = at or Moments(), parts or Parts()
     batches = parts.batches(plan, settings, process)
     resume = newest_checkpoint(out) if out is not None and settings.resume else None
@@ -101,9 +72,10 @@ def train(
         at.outside()
     model = parts.build(plan)
     add_adapters(model, plan)
-    checkpoint_blocks(model, plan)
+    if plan.layout.pipeline == 1:  # the stretches of a pipeline begin anew, so its backend does it
+        checkpoint_blocks(model, plan)
     want_input_gradients(model, plan)
-    prepared = prepare(model, plan, process.mesh, settings.seed)
+    prepared = prepare(model, plan, process.mesh, settings.seed, accelerate=settings.accelerate)
     del model
     run = _Run(plan, settings, process, parts, batches, prepared, out, say, at, metered, signals)
     return run.run(resume[1] if resume else None)
@@ -130,7 +102,8 @@ class _Run:
         self.autocast: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         if precision.autocast and not prepared.casts_itself:
             self.autocast = lambda: torch.autocast(kind, dtype_of(precision.compute))
-        self.scaler = torch.amp.GradScaler(kind, enabled=precision.loss_scaling)
+        scaler = ShardedGradScaler if prepared.divides_silently else torch.amp.GradScaler
+        self.scaler = scaler(kind, enabled=precision.loss_scaling and not prepared.scales_itself)
         self.log_every = min(max(settings.steps // 20, 1), _LOG_EVERY)
         self.window = torch.zeros(self.log_every, device=process.device)
         self.losses: list[float | None] = []
@@ -195,7 +168,11 @@ class _Run:
         if plan.dropout:
             # Dropout differs by step and rank, and a resumed run meets the same masks.
             torch.manual_seed(mask_seed(self.settings.seed, step, self.process.rank))
-        for micro in range(plan.accumulation):
+        if prepared.run_step is not None:
+            at(step, "start")
+            self.inputs, self.targets = self.batches.whole(step)
+            self.window[slot].add_(prepared.run_step(self.inputs, self.targets, partial(at, step)))
+        for micro in range(plan.accumulation if prepared.run_step is None else 0):
             at(step, "start")
             self.inputs, self.targets = self.batches.get(step, micro)
             last = micro == plan.accumulation - 1
@@ -211,7 +188,7 @@ class _Run:
                         del output
                 at(step, "backward")
                 scaled = loss / plan.accumulation if plan.accumulation > 1 else loss
-                self.scaler.scale(scaled).backward()
+                prepared.backward(self.scaler.scale(scaled))
                 self.window[slot].add_(scaled.detach())
                 del loss, scaled
                 if plan.keep_logits:
@@ -229,38 +206,24 @@ class _Run:
             group["lr"] = rate
         if self.settings.clip:
             self.scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(self.prepared.model.parameters(), self.settings.clip)
+            clip = self.prepared.clip or partial(torch.nn.utils.clip_grad_norm_, self.prepared.model.parameters())
+            clip(self.settings.clip)
         self.scaler.step(optimizer)
         self.scaler.update()
         optimizer.zero_grad(set_to_none=self.plan.set_to_none)
 
-    @torch.no_grad()
     def evaluate(self, done: int) -> None:
-        """Mean loss over the held-out samples of all ranks, each counted once."""
-        prepared, held, size = self.prepared, self.batches.held_out, self.plan.micro_batch
-        copies = self.plan.layout.model_parallel  # ranks that work on the same samples
-        mine = held[self.process.rank // copies :: self.plan.data_parallel]
-        prepared.model.eval()
-        total = torch.zeros(2, dtype=torch.float64, device=self.process.device)
-        for first in range(0, math.ceil(len(held) / self.plan.data_parallel), size):
-            rows = mine[first : first + size]
-            # Sharded models need every rank in every forward pass; one without samples left repeats one that does not count.
-            inputs, targets = self.batches.at(rows if len(rows) else held[:1])
-            with self.autocast():
-                loss = self.criterion(call(prepared.model, inputs), targets)
-            total += torch.stack([loss.double() * len(rows), torch.full_like(loss, len(rows), dtype=torch.float64)])
-        dist.all_reduce(total)
-        prepared.reshard()
-        prepared.model.train()
-        self.evaluation_loss = float(total[0] / total[1])
-        self.say(
-            f"step {done}/{self.settings.steps}  evaluation loss {self.evaluation_loss:.4f} over {len(held)} samples"
-        )
+        """The mean loss over what was held out."""
+        loss = evaluate(self.prepared, self.batches, self.criterion, self.autocast, self.plan, self.process)
+        self.evaluation_loss = loss
+        held = len(self.batches.held_out)
+        self.say(f"step {done}/{self.settings.steps}  evaluation loss {loss:.4f} over {held} samples")
 
     def log(self, done: int, filled: int, seconds: float) -> None:
         """Losses since the last time, averaged over ranks; the only place where the loop waits for the device."""
         dist.all_reduce(self.window)
-        losses = (self.window[:filled] / self.process.world).tolist()
+        # Of a pipeline one rank has the loss.
+        losses = (self.window[:filled] / (self.process.world // self.plan.layout.pipeline)).tolist()
         self.window.zero_()
         self.losses += [loss if math.isfinite(loss) else None for loss in losses]
         samples = filled * self.plan.global_batch
@@ -301,8 +264,13 @@ class _Run:
     def finish(self) -> Measurement:
         """The final weights and the record of the run."""
         if self.out is not None:
-            tensors = checkpoint.parameters(self.prepared, self.plan)
-            save_weights(self.out / "weights" / "model.safetensors", tensors, first=self.process.first)
+            whole = partial(checkpoint.whole, self.prepared, self.plan)
+            save_weights(
+                self.out / "weights" / "model.safetensors",
+                checkpoint.shapes(self.plan),
+                whole,
+                first=self.process.first,
+            )
         return self.write(self.record("done"))
 
     def record(self, status: str) -> Measurement:

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from memcalc.errors import FileError
 
@@ -45,14 +44,14 @@ def header(tensors: Mapping[str, Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def save_weights(path: Path, tensors: Mapping[str, Tensor], *, first: bool) -> None:
+def save_weights(path: Path, tensors: Mapping[str, Tensor], whole: Callable[[str], Tensor], *, first: bool) -> None:
     """Gather the tensors one by one, together with all ranks, and let the first rank write them. Raises FileError.
 
-    The file appears whole or not at all. Divided tensors are DTensors; others are the same on every rank.
+    The file appears whole or not at all. Of ``tensors`` shape and dtype count; ``whole`` gives their values by name.
     """
     if not first:
-        for tensor in tensors.values():
-            _whole(tensor)
+        for name in tensors:
+            whole(name)
         return
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     failed: OSError | None = None
@@ -60,8 +59,8 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], *, first: bool) -> N
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             file.write(header(tensors))
-            for tensor in tensors.values():
-                file.write(_bytes(_whole(tensor)))
+            for name, tensor in tensors.items():
+                file.write(_bytes(whole(name).to(tensor.dtype)))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
@@ -70,11 +69,6 @@ def save_weights(path: Path, tensors: Mapping[str, Tensor], *, first: bool) -> N
     if failed is not None:
         temporary.unlink(missing_ok=True)
         raise FileError(f"weights {path} cannot be written: {(failed.strerror or str(failed)).lower()}") from failed
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def _bytes(tensor: Tensor) -> bytes:

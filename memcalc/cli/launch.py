@@ -70,6 +70,9 @@ of them share.
 @click.option(
     "--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them."
 )
+@click.option(
+    "--accelerate", is_flag=True, help="Let accelerate's Accelerator.prepare put the strategy around the model."
+)
 @click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
 @click.option(
     "--checkpoint-every", "save_every", type=int, default=0, metavar="N", help="Save every N steps; 0: at the end only."

@@ -26,6 +26,9 @@ class FullyShard(Replicated):
     into a flat input of the reduce-scatter, which is freed when the next unit comes to that point; the output of the
     reduce-scatter holds the sharded gradients. With replicas it is all-reduced in place; a copy in another dtype than
     the shards' then stays until backward is done.
+
+    In a pipeline of torch.distributed.pipelining (stage.py, backward_maybe_with_nosync and perform_reduce_grad) what
+    backward gathered stays, and all units are reduced one after the other when all micro batches are done.
     """
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
@@ -43,6 +46,7 @@ class FullyShard(Replicated):
         self.replicated: list[Storage] = []
         self.unit_of = {weight.name: unit for unit, weights in units.items() for weight in weights}
         self.reduce_input: Storage | None = None
+        self.late = plan.layout.pipeline > 1
         self.order = [ROOT_UNIT, *(unit for unit in units if unit != ROOT_UNIT)]
 
     def local_shape(self, weight: Weight) -> tuple[int, ...]:
@@ -135,12 +139,22 @@ class FullyShard(Replicated):
     def gradient(self, weight: Weight, grad: Storage) -> None:
         self.unsharded[self.unit_of[weight.name]].setdefault(weight.name, grad)
 
+    def finish(self) -> None:
+        if not self.late:
+            return
+        self.late, self.sync = False, True
+        for unit in self.order:
+            self.leave_backward(unit)
+        self.late, self.reduce_input = True, None
+        self.replicated.clear()
+
     def leave_backward(self, unit: str) -> None:
-        self.full.pop(unit, None)
+        if not self.late:
+            self.full.pop(unit, None)
         grads = self.unsharded[unit]
         if unit in self.accumulated:  # what autograd made is added to it
             grads.clear()
-        if not self.sync:
+        if not self.sync or self.late:
             if self.reduced != self.low:
                 for weight in self.units[unit]:
                     if weight.trainable:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from memcalc.graph import Tensor
+from memcalc.host import host_tensors
 from memcalc.optimizers.row import fullest
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
@@ -31,8 +32,9 @@ class Replicated:
         """dtype of trained weights, their gradients and states: an adapter may have its own."""
         self.held: list[Storage] = []
         self.grads: dict[str, Storage] = {}
-        self.away = plan.strategy_row.gathers and plan.offload.on
-        """FSDP keeps shards, their gradients and states on the host, and updates them there."""
+        self.away = plan.strategy_row.gathers and plan.offload.on and plan.device == "cuda"
+        """FSDP keeps shards, their gradients and states on the host, and updates them there. On the CPU that is the device,
+        and nothing is moved."""
         self.whole: dict[str, Storage] = {}
         """Parameters that were built in full, until this rank's part of each is taken."""
         self.sync = True
@@ -52,6 +54,9 @@ class Replicated:
         self.tape.moment = "start"
         if not self.away:
             self.optimizer_states()
+        if self.plan.device == "cpu" and self.plan.strategy_row.zero_stage:
+            for tensor in host_tensors(self.plan):
+                self.hold(tensor.name, (tensor.size,), "optimizer", "uint8")
         if self.plan.update.ema != "none":  # torch/optim/swa_utils.py, AveragedModel: a deep copy
             dtype = self.dtype if self.plan.update.ema == "weights" else "float32"
             for weight in self.weights:
@@ -154,6 +159,9 @@ class Replicated:
 
     def end_backward(self) -> None:
         """When backward is done."""
+
+    def finish(self) -> None:
+        """After the backward passes of all micro batches."""
 
     def step(self) -> None:
         """The optimizer's update."""

@@ -181,8 +181,10 @@ class Zero(Replicated):
     # -- step --------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        if self.offloads:
-            return  # on the host, from which the partition of weights comes back in place
+        if self.offloads:  # on the host, from which the partition of weights comes back in place
+            if self.plan.device == "cpu":
+                self.temporaries([(self.partition,)], "float32")
+            return
         largest = max(map(self.mine, self.trained))
         if not self.plan.family.opaque:
             norm = self.temporary("float64 gradient for the norm", 8 * largest, "uint8")

@@ -67,10 +67,11 @@ class Zero3(Replicated):
         if self.offload.optimizer == "none":
             for index, size in enumerate(self.groups):
                 flat = Weight(f"float32 group {index}", (size,))
-                if self.dtype != "float32":
-                    cast = self.temporary(f"{flat.name} cast", size, "float32")
-                    self.hold(flat.name, flat.shape, "optimizer", "float32")
-                    del cast
+                # A copy of float32 weights too: _create_fp32_partitions means to leave it out, but compares a torch.device
+                # with a string, which are never equal; before, it always made it.
+                cast = self.temporary(f"{flat.name} cast", size, "float32") if self.dtype != "float32" else None
+                self.hold(flat.name, flat.shape, "optimizer", "float32")
+                del cast
                 self.hold_states(flat, "float32")
             self.hold("gradient partitions", (self.partition,), "gradients", self.summed)
         if self.knobs.contiguous_gradients:
@@ -142,6 +143,8 @@ class Zero3(Replicated):
         self.modules.drop()
         self.kept.clear()
         if self.offload.optimizer != "none":
+            for size in self.groups if self.plan.device == "cpu" else []:
+                self.temporaries([(size,)], "float32")
             return
         if not self.plan.family.opaque:
             largest = max(map(self.part, self.trained))

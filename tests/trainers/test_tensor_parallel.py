@@ -30,7 +30,8 @@ def planned(ranks: int, **changes: object) -> Plan:
 def test_what_trainers_cannot_divide_is_said() -> None:
     assert planned(2, layout=Layout(tensor=2)).untrained == ""
     assert planned(2, layout=Layout(context=2), attention="flash").untrained == "with context parallel"
-    assert "other models than Llama" in planned(4, layout=Layout(tensor=2), strategy="ddp").untrained
+    assert "take single or FSDP 2" in planned(4, layout=Layout(tensor=2), strategy="ddp").untrained
+    assert planned(4, layout=Layout(tensor=2), strategy="fsdp-full-shard").untrained == ""
 
 
 def test_two_ranks_hold_what_the_ledger_says_and_learn_what_one_does(tmp_path: Path) -> None:

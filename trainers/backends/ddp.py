@@ -14,7 +14,7 @@ from trainers import optimizers
 from trainers.backends import Prepared, device_of
 from trainers.models import materialise
 
-__all__ = ["prepare", "replicate"]
+__all__ = ["prepare", "replicate", "wrap"]
 
 
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
@@ -26,8 +26,13 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
 
 def replicate(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> DistributedDataParallel:
     """The model on this rank's device, in DDP with the plan's buckets."""
+    materialise(model, plan, device_of(mesh), seed)
+    return wrap(model, plan, mesh)
+
+
+def wrap(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> DistributedDataParallel:
+    """DDP around what is on this rank's device."""
     device = device_of(mesh)
-    materialise(model, plan, device, seed)
     return DistributedDataParallel(
         model,
         device_ids=[device] if device.type == "cuda" else None,

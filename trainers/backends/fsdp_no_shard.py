@@ -31,4 +31,6 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         device_id=device,
     )
     optimizer = optimizers.make(wrapped.parameters(), plan)
-    return Prepared(model=wrapped, optimizer=optimizer, states=optimizer, accumulate=wrapped.no_sync)
+    return Prepared(
+        model=wrapped, optimizer=optimizer, states=optimizer, accumulate=wrapped.no_sync, clip=wrapped.clip_grad_norm_
+    )

@@ -34,7 +34,8 @@ def divide(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
         "norm": _norm(plan),
         "lm_head": ColwiseParallel(input_layouts=stream, output_layouts=Replicate()),
     }
-    parallelize_module(model, mesh, top)
+    # A stage of a pipeline has some of them.
+    parallelize_module(model, mesh, {name: style for name, style in top.items() if getattr(model, name) is not None})
     for module in list(model.modules()):  # checkpoints wrap blocks, so their names differ
         if isinstance(module, Block):
             parallelize_module(module, mesh, _block(plan, stream))

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from memcalc.errors import PlanError
 from memcalc.plan import Plan
+from memcalc.spec import Weight
 from trainers.models import module as own
 from trainers.models.bert import BERT
 from trainers.models.gpt2 import GPT2
@@ -67,7 +68,9 @@ def units(model: nn.Module, plan: Plan) -> nn.ModuleList | list[nn.Module]:
     return found
 
 
-def materialise(model: nn.Module, plan: Plan, device: torch.device, seed: int) -> None:
+def materialise(
+    model: nn.Module, plan: Plan, device: torch.device, seed: int, weights: Sequence[Weight] | None = None
+) -> None:
     """Give a model on meta its memory on ``device`` and its first values; one that has memory keeps what is in it."""
     if not any(parameter.is_meta for parameter in model.parameters()):
         return
@@ -75,17 +78,17 @@ def materialise(model: nn.Module, plan: Plan, device: torch.device, seed: int) -
         own.materialise(model, plan, device, seed, _shard)
         return
     model.to_empty(device=device)
-    initialise(model, plan, seed)
+    initialise(model, plan, seed, weights)
 
 
 @torch.no_grad()
-def initialise(model: nn.Module, plan: Plan, seed: int) -> None:
+def initialise(model: nn.Module, plan: Plan, seed: int, weights: Sequence[Weight] | None = None) -> None:
     """Fill the parameters with values that depend on seed and name only, not on the strategy or the world.
 
     Each full tensor is made alone and only this rank's shard of it is kept, so that no rank ever holds the
-    whole model.
+    whole model. ``weights`` are those of a part of the model, in its order; None are all.
     """
-    for weight, parameter in zip(plan.weights, model.parameters(), strict=True):
+    for weight, parameter in zip(plan.weights if weights is None else weights, model.parameters(), strict=True):
         local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
         full = torch.empty(weight.shape, device=local.device, dtype=torch.float32)
         _fill(full, weight.name, plan, seed)
@@ -116,13 +119,13 @@ def _fill(full: Tensor, name: str, plan: Plan, seed: int) -> None:
 def _shard(full: Tensor, parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return full
-    # Of two dimensions of a mesh the first replicates.
-    placement, dimension = parameter.placements[-1], parameter.device_mesh.ndim - 1
-    if not isinstance(placement, Shard):
-        return full
-    parts = full.chunk(parameter.device_mesh.size(dimension), placement.dim)
-    rank = parameter.device_mesh.get_local_rank(dimension)
-    return parts[rank] if rank < len(parts) else full.narrow(placement.dim, 0, 0)
+    mesh = parameter.device_mesh
+    sharded = [(place, at) for at, place in enumerate(parameter.placements) if hasattr(place, "dim")]
+    # What both tensor parallel and FSDP divide by rows, FSDP, which comes first in the mesh, divides last: _StridedShard.
+    for placement, dimension in sorted(sharded, key=lambda found: hasattr(found[0], "split_factor")):
+        parts, rank = full.chunk(mesh.size(dimension), placement.dim), mesh.get_local_rank(dimension)
+        full = parts[rank] if rank < len(parts) else full.narrow(placement.dim, 0, 0)
+    return full
 
 
 def criterion(plan: Plan) -> Callable[[Any, Any], Tensor]:

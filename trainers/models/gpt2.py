@@ -67,9 +67,20 @@ class GPT2(nn.Module):
         self.h = nn.ModuleList(Block(plan) for _ in range(plan.model.layers))
         self.ln_f = nn.LayerNorm(plan.model.hidden)
 
-    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
+    def enter(self, ids: Tensor) -> Tensor:
+        """What the first block takes."""
         places = torch.arange(ids.shape[1], device=ids.device)
-        x = F.dropout(self.wte(ids) + self.wpe(places), self.dropout, self.training)
+        return F.dropout(self.wte(ids) + self.wpe(places), self.dropout, self.training)
+
+    def through(self, x: Tensor) -> Tensor:
+        """The blocks that are here."""
         for block in self.h:
             x = block(x)
+        return x
+
+    def leave(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Logits of what the last block gives."""
         return head(lambda x: F.linear(x, self.wte.weight), self.ln_f(x), self.plan)
+
+    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
+        return self.leave(self.through(self.enter(ids)))

@@ -97,10 +97,21 @@ class Llama(nn.Module):
         self.norm = rms_norm(plan, plan.model.hidden, 1e-5)
         self.lm_head = None if plan.model.tied else nn.Linear(plan.model.hidden, plan.model.vocab, bias=False)
 
-    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
-        x = self.embed_tokens(ids)
-        cos, sin = rotary_tables(ids.shape[1], self.head, x)
+    def enter(self, ids: Tensor) -> Tensor:
+        """What the first block takes."""
+        return self.embed_tokens(ids)
+
+    def through(self, x: Tensor) -> Tensor:
+        """The blocks that are here. Sequence parallel leaves a rank fewer tokens in the stream than it rotates."""
+        cos, sin = rotary_tables(self.plan.tokens, self.head, x)
         for block in self.layers:
             x = block(x, cos, sin)
+        return x
+
+    def leave(self, x: Tensor) -> Tensor | list[Tensor]:
+        """Logits of what the last block gives."""
         product = self.lm_head or partial(F.linear, weight=self.embed_tokens.weight)
         return head(product, self.norm(x), self.plan)
+
+    def forward(self, ids: Tensor) -> Tensor | list[Tensor]:
+        return self.leave(self.through(self.enter(ids)))

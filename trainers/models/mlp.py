@@ -43,7 +43,19 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(Layer(*pair, plan) for pair in zip(widths, widths[1:], strict=False))
         self.head = nn.Linear(widths[-1], model.classes)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def enter(self, x: Tensor) -> Tensor:
+        """What the first layer takes."""
+        return x
+
+    def through(self, x: Tensor) -> Tensor:
+        """The layers that are here."""
         for layer in self.layers:
             x = layer(x)
+        return x
+
+    def leave(self, x: Tensor) -> Tensor:
+        """Scores of what the last layer gives."""
         return self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.through(self.enter(x)))

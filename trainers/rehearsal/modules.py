@@ -17,7 +17,7 @@ from memcalc.measurement import RankMeasurement
 from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.training import Training
-from trainers.loop import Parts
+from trainers.parts import Parts
 from trainers.process import Process
 from trainers.rehearsal import private
 from trainers.rehearsal.run import rehearse
@@ -72,6 +72,10 @@ class _Batch:
     def get(self, step: int, micro: int) -> tuple[Any, Any]:
         """Inputs and targets of one micro batch."""
         return self.inputs(), self.targets()
+
+    def whole(self, step: int) -> tuple[Any, Any]:
+        """No module is run as a pipeline."""
+        return self.get(step, 0)
 
     def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
         """Nothing is held out."""

@@ -17,9 +17,10 @@ from memcalc.errors import InputError
 from memcalc.measurement import RankMeasurement
 from memcalc.plan import Plan
 from memcalc.training import Training
-from trainers.loop import Parts, train
+from trainers.loop import train
 from trainers.models import dtype_of
 from trainers.module_batches import zeros
+from trainers.parts import Parts
 from trainers.process import Process
 from trainers.rehearsal import private
 from trainers.rehearsal.cuda import cuda_kernels
@@ -45,6 +46,10 @@ class Shapes:
     def get(self, step: int, micro: int) -> tuple[Any, Any]:
         """Inputs and targets of one micro batch."""
         return self.at(np.zeros(self.plan.micro_batch, np.int64))
+
+    def whole(self, step: int) -> tuple[Any, Any]:
+        """Inputs and targets of all micro batches of a step."""
+        return self.at(np.zeros(self.plan.micro_batch * self.plan.accumulation, np.int64))
 
     def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
         """As many samples as there are indices."""

@@ -1,0 +1,160 @@
+"""DeepSpeed's ZeRO, stages 0 to 3, by DeepSpeed itself (the extra ``deepspeed``).
+
+torchrun --standalone --nproc-per-node 2 -m trainers PLAN.json OUT   # "strategy": "deepspeed-2", on the CPU too
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from memcalc.errors import RunError
+from memcalc.plan import Plan
+from trainers import optimizers
+from trainers.backends import Prepared, device_of
+from trainers.backends.deepspeed_state import Saved
+from trainers.models import materialise
+
+__all__ = ["configuration", "prepare"]
+
+
+def configuration(plan: Plan, swap: str = "") -> dict[str, Any]:
+    """The plan as DeepSpeed's configuration, every key that changes memory said; ``swap`` is the folder for NVMe."""
+    knobs, stage, precision = plan.deepspeed, plan.strategy_row.zero_stage or 0, plan.precision
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "reduce_bucket_size": knobs.reduce_bucket_size,
+        "allgather_bucket_size": knobs.allgather_bucket_size,
+        "overlap_comm": knobs.overlaps(stage),
+        "contiguous_gradients": knobs.contiguous_gradients,
+        "reduce_scatter": knobs.reduce_scatter,
+        "round_robin_gradients": knobs.round_robin_gradients,
+    }
+    if stage == 3:
+        zero |= {
+            "stage3_param_persistence_threshold": knobs.persistence_threshold,
+            "stage3_model_persistence_threshold": knobs.model_persistence_threshold,
+            "stage3_prefetch_bucket_size": knobs.prefetch_bucket_size,
+            "stage3_max_live_parameters": knobs.max_live_parameters,
+            "stage3_max_reuse_distance": knobs.max_reuse_distance,
+            "sub_group_size": knobs.sub_group_size,
+        }
+    found: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": plan.micro_batch,
+        "gradient_accumulation_steps": plan.accumulation,
+        "zero_optimization": zero | _offload(plan, swap),
+        "zero_allow_untested_optimizer": True,  # any of torch's
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,  # said, because releases differ: 0 by default, and 1 in 0.19
+        "steps_per_print": 10**9,
+    }
+    if precision == "bf16-master":
+        found["bf16"] = {"enabled": True}
+    if precision == "fp16-master":
+        found["fp16"] = {"enabled": True}
+    if knobs.grad_accum_dtype == "float32":
+        found["data_types"] = {"grad_accum_dtype": "fp32"}
+    return found
+
+
+def _offload(plan: Plan, swap: str) -> dict[str, Any]:
+    offload, pinned, found = plan.offload, plan.offload.pin_memory and plan.device == "cuda", {}
+    if offload.optimizer != "none":
+        found["offload_optimizer"] = {"device": offload.optimizer, "pin_memory": pinned}
+        if offload.optimizer == "nvme":
+            found["offload_optimizer"] |= {"nvme_path": swap, "buffer_count": offload.optimizer_buffers}
+    if offload.parameters != "none":
+        found["offload_param"] = {"device": offload.parameters, "pin_memory": pinned}
+        if offload.parameters == "nvme":
+            found["offload_param"] |= {
+                "nvme_path": swap,
+                "buffer_count": offload.parameter_buffers,
+                "buffer_size": offload.parameter_buffer_size,
+                "max_in_cpu": offload.max_in_cpu,
+            }
+    return found
+
+
+def _load(kind: str) -> Any:
+    """DeepSpeed, told which device it is for before it looks for one itself, and quiet."""
+    if kind == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise RunError(f"deepspeed cannot be imported ({error}); pip install 'gpu-memcalc[deepspeed]'") from None
+
+    return deepspeed
+
+
+class _Update:
+    """The engine's step in the form of an optimizer: it clips, updates and drops gradients by itself."""
+
+    def __init__(self, engine: Any) -> None:
+        self.engine = engine
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        groups: list[dict[str, Any]] = self.engine.optimizer.param_groups
+        return groups
+
+    def step(self) -> None:
+        """Update the weights."""
+        self.engine.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Done by the engine."""
+
+
+def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
+    """The model in DeepSpeed's engine, which takes the plan's optimizer apart."""
+    deepspeed = _load(mesh.device_type)
+    device = device_of(mesh)
+    materialise(model, plan, device, seed)
+    if mesh.device_type == "cpu" and not deepspeed.comm.is_initialized():
+        deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False, verbose=False)
+    optimizer = optimizers.make(model.parameters(), plan)
+    engine, _, _, _ = deepspeed.initialize(
+        model=model, optimizer=optimizer, config=configuration(plan), dist_init_required=False
+    )
+
+    @contextlib.contextmanager
+    def accumulate() -> Iterator[None]:
+        engine.set_gradient_accumulation_boundary(False)
+        try:
+            yield
+            engine.step()
+        finally:
+            engine.set_gradient_accumulation_boundary(True)
+
+    def backward(loss: Tensor) -> None:
+        engine.backward(loss, scale_wrt_gas=False)  # the loop has divided it already
+
+    def clip(limit: float) -> None:
+        engine._config.gradient_clipping = limit
+        if hasattr(engine.optimizer, "clip_grad"):
+            engine.optimizer.clip_grad = limit
+
+    engine.set_gradient_accumulation_boundary(True)
+    prepared = Prepared(
+        model=engine,
+        optimizer=_Update(engine),
+        states=getattr(engine.optimizer, "optimizer", engine.optimizer),
+        accumulate=accumulate,
+        casts_itself=True,
+        scales_itself=True,
+        backward=backward,
+        clip=clip,
+    )
+    if not plan.strategy_row.zero_stage:
+        return prepared
+    saved = Saved(engine, plan)
+    return replace(prepared, state=saved.state, restore=saved.restore, wake=saved.wake, whole=saved.whole)
