@@ -745,7 +745,7 @@ FAULTS = [
     ),
     Fault(
         name="a module that was not rehearsed may fit",
-        file="estimate.py",
+        file="assumptions.py",
         right="        or not model.module.factory\n",
         wrong="        or True\n",
     ),
