@@ -128,8 +128,8 @@ FAULTS = [
     Fault(
         name="keys and values are not repeated when asked",
         file="attention.py",
-        right='if k.shape != q.shape and (repeat or kind != "flash"):',
-        wrong='if k.shape != q.shape and kind != "flash":',
+        right='if k.shape[-1] != q.shape[-1] and (repeat or kind != "flash"):',
+        wrong='if k.shape[-1] != q.shape[-1] and kind != "flash":',
     ),
     Fault(
         name="capped scores keep no tanh",
@@ -157,9 +157,9 @@ FAULTS = [
     ),
     Fault(
         name="a bias of queries, keys and values is forgotten",
-        file="models/decoder.py",
-        right='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "qkv")',
-        wrong='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "")',
+        file="models/decoder_weights.py",
+        right='found += _linear(model, f"{name}.{part}", (rows, h), block, "qkv")',
+        wrong='found += _linear(model, f"{name}.{part}", (rows, h), block, "")',
     ),
     Fault(
         name="pooling keeps no indices",
