@@ -59,6 +59,8 @@ class Estimate:
     """Trainable parameters of the whole model, shared ones counted once."""
     verdict: str
     """``fits``, ``tight``, ``does-not-fit``, or ``unknown`` when something that matters was not given."""
+    whole: bool = True
+    """Nothing of the user's own code is missing, so that a card can be said to hold it."""
     assumptions: tuple[str, ...]
     held: Reserved | None = None
     """What the caching allocator would hold on a card without an end; None on a CPU."""
@@ -114,6 +116,7 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None =
         host=host,
         parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
         verdict=verdict(plan, device, gpu, sure=rehearsal is not None and rehearsal.sure),
+        whole=not plan.model.module.factory or (rehearsal is not None and rehearsal.sure),
         assumptions=tuple(
             assumptions(plan, reserved, stage=stage, uncounted=uncounted, host=host, rehearsal=rehearsal)
         ),

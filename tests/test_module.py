@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memcalc.cli.app import app
+from memcalc.cli.report import summary
 from memcalc.errors import FileError, InputError, PlanError
 from memcalc.estimate import Rehearsed, estimate
 from memcalc.ledger import ledger
@@ -113,6 +114,7 @@ def test_without_a_rehearsal_nothing_is_said_to_fit() -> None:
     found = estimate(dataclasses.replace(PLAN, gpu="h100-80gb"))
     assert found.verdict == "unknown"
     assert any("activations are not counted" in line for line in found.assumptions)
+    assert "GPUs that hold it" not in summary(estimate(PLAN), "table")
     huge = dataclasses.replace(MODULE, weights=(Weight("w", (10**11,)),))
     plan = Plan(model=dataclasses.replace(TINY, layers=0, module=huge), micro_batch=4, gpu="h100-80gb")
     assert estimate(plan).verdict == "does-not-fit"
