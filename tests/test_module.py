@@ -18,7 +18,7 @@ from memcalc.errors import FileError, InputError, PlanError
 from memcalc.estimate import Rehearsed, estimate
 from memcalc.ledger import ledger
 from memcalc.models import Model, Module, Weight
-from memcalc.module import by_transformers, check_name, confirm_code, describe
+from memcalc.module import by_transformers, check_name, confirm_code, describe, fullest_rank
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
 
@@ -108,6 +108,15 @@ def test_every_strategy_divides_a_module(strategy: str) -> None:
     held = ledger(plan).at_moment("start", "parameters")
     whole = itemsize * (32 * 12 + 2 * 32 * 32)
     assert held >= whole // (2 if STRATEGIES[strategy].shards_parameters else 1)
+
+
+def test_whole_tensors_are_not_dealt_out_evenly() -> None:
+    """Three weights of 5, 4 and 4 rows over two ranks: the second has 8."""
+    weights = tuple(Weight(name, (rows, 10)) for name, rows in (("a", 5), ("b", 4), ("c", 4)))
+    model = dataclasses.replace(TINY, layers=0, module=dataclasses.replace(MODULE, weights=weights))
+    plan = Plan(model=model, micro_batch=1, ranks=2, strategy="zero-1")
+    assert fullest_rank(plan) == 1
+    assert fullest_rank(dataclasses.replace(plan, strategy="ddp")) == 0
 
 
 def test_without_a_rehearsal_nothing_is_said_to_fit() -> None:
