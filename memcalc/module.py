@@ -29,6 +29,7 @@ from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.records import build
 from memcalc.sharding import fullest, greedy_partition
+from memcalc.supervise import die_with_parent
 
 __all__ = [
     "TIMEOUT_SECONDS",
@@ -177,6 +178,7 @@ def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -
                 stderr=subprocess.STDOUT,
                 env=environment(os.environ),
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
             try:
                 code: int | None = child.wait(timeout)
