@@ -113,7 +113,7 @@ def assumptions(
             f"be {format_both(uncounted)} higher"
         )
     if not plan.family.opaque:
-        said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens else [])
+        said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens and not plan.family.unplayed else [])
     if plan.offload.on:
         each = -(-plan.ranks // plan.nodes)
         said.append(f"host is of one rank; the {each} of a machine need {format_both(each * host)} together")
