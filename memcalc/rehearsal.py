@@ -19,7 +19,7 @@ from pathlib import Path
 from memcalc.errors import RunError, shorten
 from memcalc.estimate import GUESSED, verdict, with_workspaces
 from memcalc.launch import environment, require_torch
-from memcalc.ledger import ledger
+from memcalc.ledger import fullest, ledger
 from memcalc.measurement import RankMeasurement
 from memcalc.module import rehearse as rehearse_module
 from memcalc.outside import device_range
@@ -29,7 +29,7 @@ from memcalc.reserved import Range, reserved_range
 from memcalc.supervise import die_with_parent
 from memcalc.timeline import Peak, Timeline
 
-__all__ = ["DEVICES", "TIMEOUT", "Rehearsal", "rehearse", "run_apart"]
+__all__ = ["DEVICES", "TIMEOUT", "Rehearsal", "rehearse", "run_apart", "stage_of_rank", "unrehearsed", "usual_rank"]
 
 DEVICES = ("fake", "cuda")
 """Where a rehearsal runs: on tensors without values, or with real kernels on one GPU of this machine."""
@@ -58,21 +58,50 @@ class Rehearsal:
     seconds: float
 
 
-def rehearse(
-    plan: Plan, *, rank: int = 0, device: str = "fake", timeout: float = TIMEOUT, allow_ledger: bool = True
-) -> Rehearsal:
-    """Rehearse two steps of one rank; the second is kept. Raises RunError where that fails.
+def unrehearsed(plan: Plan) -> str:
+    """Why a plan cannot be rehearsed, in words that follow "because"; blank when it can.
 
-    A plan that memcalc cannot train cannot be rehearsed: its timeline is the ledger's, and says so, unless not
-    ``allow_ledger``.
+    >>> from memcalc.models import MODELS
+    >>> unrehearsed(Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1))
+    ''
+    """
+    if plan.untrained:
+        return f"memcalc cannot train {plan.untrained}"
+    if plan.family.opaque and not plan.model.module.factory:
+        return "the model is known by its size only"
+    if plan.strategy_row.one_process:
+        return "nn.DataParallel drives all GPUs from one process"
+    if plan.strategy_row.zero_stage is not None:
+        return "DeepSpeed's engine needs tensors that have values"
+    if plan.offload.on:
+        return "tensors without values lie nowhere, neither on the host nor on the GPU"
+    return ""
+
+
+def stage_of_rank(plan: Plan, rank: int) -> int:
+    """The pipeline stage a rank works on: ranks of one tensor parallel, then of one pipeline, are next to each other."""
+    return rank // plan.layout.tensor % plan.layout.pipeline
+
+
+def usual_rank(plan: Plan) -> int:
+    """The first rank of the fullest stage."""
+    return fullest(plan)[0] * plan.layout.tensor if plan.layout.pipeline > 1 else 0
+
+
+def rehearse(
+    plan: Plan, *, rank: int | None = None, device: str = "fake", timeout: float = TIMEOUT, allow_ledger: bool = True
+) -> Rehearsal:
+    """Rehearse two steps of one rank, of the fullest stage unless said; the second is kept. Raises RunError where that fails.
+
+    Where a plan cannot be rehearsed its timeline is the ledger's, and says so, unless not ``allow_ledger``.
     """
     started = time.monotonic()
-    if plan.untrained or plan.family.opaque:
-        why = f"memcalc cannot train {plan.untrained}" if plan.untrained else "the model is known by its size only"
+    rank = usual_rank(plan) if rank is None else rank
+    if why := unrehearsed(plan):
         if not allow_ledger:
             raise RunError(f"this plan cannot be rehearsed: {why}")
         remark = f"not rehearsed, because {why}: all figures are the ledger's"
-        return _found(plan, rank, ledger(plan), "ledger", (remark,), None, started)
+        return _found(plan, rank, ledger(plan, stage_of_rank(plan, rank)), "ledger", (remark,), None, started)
     guessed, remarks = 0, list[str]()
     if plan.model.module.factory:
         measured, guessed = rehearse_module(plan, rank=rank, device=device, timeout=timeout)

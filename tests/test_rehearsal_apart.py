@@ -15,15 +15,18 @@ import pytest
 from click.testing import CliRunner
 
 from memcalc.cli.app import app
+from memcalc.compute import Compute
 from memcalc.confirmation import confirmations
 from memcalc.errors import FileError, MemcalcError, RunError
 from memcalc.estimate import estimate
+from memcalc.layout import Layout
 from memcalc.ledger import ledger
 from memcalc.measurement import RankMeasurement
 from memcalc.models import MODELS
+from memcalc.offload import Offload
 from memcalc.plan import Plan
 from memcalc.recommend import recommend
-from memcalc.rehearsal import Rehearsal, rehearse, run_apart
+from memcalc.rehearsal import Rehearsal, rehearse, run_apart, stage_of_rank, unrehearsed, usual_rank
 from memcalc.timeline import Timeline
 
 TINY = Plan(model=MODELS["gpt2-tiny"], tokens=32, micro_batch=2, device="cpu")
@@ -79,7 +82,7 @@ def test_what_cannot_be_trained_is_the_ledgers_and_says_so() -> None:
     found = rehearse(plan)
     assert found.source == "ledger" and found.measurement is None
     assert found.peak == estimate(plan).steady
-    assert "memcalc cannot train with deepspeed-2" in found.remarks[0]
+    assert "DeepSpeed's engine needs tensors that have values" in found.remarks[0]
     with pytest.raises(RunError, match="this plan cannot be rehearsed"):
         rehearse(plan, allow_ledger=False)
 
@@ -202,10 +205,36 @@ def test_a_saved_plan_may_stand_in_the_models_place(halls: SimpleNamespace, tmp_
         ((str(path), "--gpus", "2"), "says the whole plan; leave out: ranks"),
         ((str(path), "--plan", str(path)), "two plans"),
         ((str(path), "--rank", "1"), "--rank 1 is none of the plan's 1"),
-        ((str(tmp_path / "nothing.json"),), "unknown model"),
+        ((str(tmp_path / "nothing.json"),), "does not exist"),
         (("gpt2-tiny", "--run", str(tmp_path)), "leave out: model"),
         (("--run", str(tmp_path)), "holds no run"),
         ((), "give a model"),
     ):
         code, _, err = command("rehearse", *words)
         assert code == 2 and said in err and len(err.splitlines()) == 1, (words, err)
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"strategy": "data-parallel", "ranks": 2}, "one process"),
+        ({"strategy": "fsdp-full-shard", "ranks": 2, "offload": Offload(optimizer="cpu", parameters="cpu")}, "nowhere"),
+        ({"compute": Compute(compile=True)}, "memcalc cannot train what is compiled"),
+        ({"model": MODELS["megatron-1.3b"], "tokens": 2048}, "memcalc cannot train"),
+        ({"strategy": "fsdp-full-shard", "ranks": 2}, ""),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_rehearsed_says_why(fields: dict[str, object], said: str) -> None:
+    why = unrehearsed(dataclasses.replace(TINY, device="cuda", **fields))  # type: ignore[arg-type]
+    assert said in why and bool(why) == bool(said)
+
+
+def test_the_rank_of_a_pipeline_is_one_of_its_fullest_stage() -> None:
+    layout = Layout(pipeline=2, tensor=2)
+    plan = Plan(
+        model=MODELS["llama-tiny"], tokens=32, micro_batch=1, ranks=8, strategy="fsdp-full-shard", layout=layout
+    )
+    assert [stage_of_rank(plan, rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert stage_of_rank(plan, usual_rank(plan)) == estimate(plan).stage
+    assert usual_rank(TINY) == 0

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memcalc.cli.confirmed import as_dict, confirm, numbers_of
 from memcalc.cli.kinds import File, Name, Whole
 from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.errors import InputError
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from memcalc.confirmation import Confirmation
     from memcalc.plan import Plan
     from memcalc.recommend import Choice, Recommendation, Refusal
-    from memcalc.rehearsal import Rehearsal
     from memcalc.search import Search
 
 __all__ = ["EMITTED", "command"]
@@ -86,7 +86,7 @@ def command(
         raise InputError("--replace belongs to --emit")
     job = _search(words, global_batch, allow_pure_16bit)
     found = recommend(job, top=top)
-    confirmed = _confirm(found) if rehearse else []
+    confirmed = confirm(found, _brief) if rehearse else []
     click.echo(_show(found, confirmed, format))
     if not found.plans:
         click.echo(f"memcalc: {printable(_nothing(found))}", err=True)
@@ -170,21 +170,9 @@ def _place(typed: dict[str, Any]) -> tuple[dict[str, Any], int | None, tuple[int
     return {"device": "cpu", "ranks": counts[-1]}, machine.ram_bytes, counts
 
 
-def _confirm(found: Recommendation) -> list[Confirmation]:
-    """Rehearse until one fits, with a line before each."""
-    from memcalc.confirmation import confirmations
-    from memcalc.rehearsal import rehearse
-
-    def run(plan: Plan) -> Rehearsal:
-        click.echo(f"memcalc: rehearses {plan.strategy}: {_brief(plan)}", err=True)
-        return rehearse(plan)
-
-    return list(confirmations(found, run))
-
-
 def _show(found: Recommendation, confirmed: list[Confirmation], format: str) -> str:
     if format == "json":
-        return json.dumps(_as_dict(found, confirmed), indent=2)
+        return json.dumps(as_dict(found, confirmed), indent=2)
     if format == "csv":
         names = ["peak_bytes", "needed_bytes", "headroom_bytes", "relative_speed", "reason"]
         numbers = [(c.peak, c.needed, c.headroom, round(c.speed, 4), c.reason) for c in found.plans]
@@ -203,7 +191,7 @@ def _show(found: Recommendation, confirmed: list[Confirmation], format: str) -> 
         ]
         parts.append(render(cells, ["", *KNOBS, "peak", "headroom", "speed"], format))
     mark = "- " if format == "markdown" else "  "
-    lines = (*_confirmed(confirmed), *_reasons(found.plans), *_refusals(found), *_remarks(found))
+    lines = (*numbers_of(confirmed), *_reasons(found.plans), *_refusals(found), *_remarks(found))
     parts.append("\n".join(mark + printable(line) for line in lines))
     return "\n\n".join(part for part in parts if part)
 
@@ -237,21 +225,6 @@ def _brief(plan: Plan) -> str:
     batch = f"micro batch {plan.micro_batch}" if plan.micro_batch else "micro batch not given"
     times = f" x {plan.accumulation}" if plan.accumulation > 1 else ""
     return f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {_checkpointing(plan)}"
-
-
-def _confirmed(confirmed: list[Confirmation]) -> Iterator[str]:
-    """The ledger's peak beside the rehearsal's, plan by plan."""
-    for number, each in enumerate(confirmed, 1):
-        peak, needed = format_both(each.peak), format_bytes(each.needed)
-        if each.rehearsal.source == "ledger":
-            yield f"{number}: {each.rehearsal.remarks[0]}"
-        elif each.fits:
-            yield f"{number}: its rehearsal takes {peak} (ledger {format_both(each.choice.peak)}) and fits"
-        else:
-            yield (
-                f"{number}: fits by the ledger ({format_both(each.choice.peak)}), but its rehearsal takes {peak} and up to "
-                f"{needed} of {format_bytes(each.limit)}: not taken"
-            )
 
 
 def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:
@@ -307,45 +280,3 @@ def _next(plan: Plan, saved: Path | None) -> Iterator[str]:
         yield f"  memcalc can estimate it, but cannot train {plan.untrained}"
     elif plan.model.family != "size":
         yield f"  memcalc launch {name} --steps 200 --out run"
-
-
-def _as_dict(found: Recommendation, confirmed: list[Confirmation]) -> dict[str, Any]:
-    said = [
-        {
-            "source": each.rehearsal.source,
-            "ledger_peak_bytes": each.choice.peak,
-            "peak_bytes": each.peak,
-            "needed_bytes": each.needed,
-            "fits": each.fits,
-        }
-        for each in confirmed
-    ]
-    return {
-        "capacity_bytes": found.search.capacity,
-        "tried": found.tried,
-        **({"rehearsals": said} if confirmed else {}),
-        "plans": [
-            {
-                "plan": json.loads(c.plan.to_json()),
-                "peak_bytes": c.peak,
-                "needed_bytes": c.needed,
-                "headroom_bytes": c.headroom,
-                "relative_speed": c.speed,
-                "seconds_per_step": c.time.total,
-                "reason": c.reason,
-            }
-            for c in found.plans
-        ],
-        "refused": [
-            {
-                "plan": json.loads(r.plan.to_json()),
-                "peak_bytes": r.peak,
-                "needed_bytes": r.needed,
-                "missing_bytes": r.missing,
-                "moment": r.moment,
-                "largest": r.category,
-                "largest_bytes": r.category_bytes,
-            }
-            for r in found.refused
-        ],
-    }

@@ -41,29 +41,32 @@ _A = "The answer"
 @option(_A, "--plan", "plan_file", type=File(), metavar="FILE", help="Rehearse a saved plan instead.")
 @option(_A, "--run", "run", type=File(), metavar="DIR",
         help="Also show what this run measured (a folder of memcalc launch); its plan is rehearsed.")  # fmt: skip
-@option(_A, "--rank", type=Whole(0), default="0", metavar="N", help="Which rank is rehearsed.  [default: 0]")
+@option(
+    _A, "--rank", type=Whole(0), metavar="N", help="Which rank is rehearsed.  [default: the first of the fullest stage]"
+)
 @option(_A, "--on", "on", type=Name("place", ("fake", "cuda")), default="fake", metavar="KIND",
         help="fake: sizes only. cuda: real kernels on one GPU of this machine.  [default: fake]")  # fmt: skip
 @option(_A, "--timeout", type=Whole(), default="600", metavar="SECONDS", help="Give up then.  [default: 600]")
 @option(_A, "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(
-    plan_file: Path | None, run: Path | None, rank: int, on: str, timeout: int, format: str, **words: Any
+    plan_file: Path | None, run: Path | None, rank: int | None, on: str, timeout: int, format: str, **words: Any
 ) -> None:
     """Run two steps of the real training code for one rank, without its GPUs, and show what they take.
 
     MODEL is a named model, whose numbers the options change, or a saved plan.
     """
     from memcalc.estimate import estimate
-    from memcalc.rehearsal import rehearse
+    from memcalc.rehearsal import rehearse, stage_of_rank, unrehearsed, usual_rank
 
     plan, measured = _what(plan_file, run, words)
+    rank = usual_rank(plan) if rank is None else rank
     if rank >= plan.ranks:
         raise InputError(f"--rank {rank} is none of the plan's {plan.ranks}, which count from 0")
-    if not plan.untrained:
+    if not unrehearsed(plan):
         click.echo(f"memcalc: rehearses two steps of rank {rank} of {plan.ranks}", err=True)
     rehearsed = rehearse(plan, rank=rank, device=on, timeout=timeout)
-    shown = _Shown(estimate(plan), rehearsed, measured)
+    shown = _Shown(estimate(plan, stage_of_rank(plan, rank)), rehearsed, measured)
     if format == "json":
         click.echo(json.dumps(shown.as_dict(), indent=2))
     elif format == "csv":

@@ -7,6 +7,7 @@ import torch
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 
 from memcalc.fsdp import Fsdp
+from memcalc.layout import Layout
 from memcalc.ledger import ledger
 from memcalc.plan import Plan
 from tests.trainers.rehearsed import SMALL, planned
@@ -128,6 +129,15 @@ def test_the_ledger_agrees_for_every_family(name: str) -> None:
 def test_the_ledger_agrees_in_the_corners(name: str) -> None:
     family, fields = CORNERS[name]
     agree(planned(family, **{"device": "cuda", **fields}))
+
+
+@pytest.mark.parametrize("sequence", [False, True])
+def test_tensor_parallel_agrees_at_the_peak(sequence: bool) -> None:
+    """What DTensor does on one rank is seen piece by piece, and its collectives give back what they were given."""
+    plan = planned("llama", ranks=2, layout=Layout(tensor=2, sequence=sequence), device="cuda", precision="bf16")
+    found, formulas = rehearse(plan), ledger(plan).steady()
+    assert formulas.bytes == pytest.approx(found.allocated_peak, rel=1e-2)
+    assert formulas.by_moment["forward"] == pytest.approx(found.by_moment["forward"], rel=1e-2)
 
 
 def agree(plan: Plan) -> None:

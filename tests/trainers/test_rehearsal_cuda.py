@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from memcalc.errors import InputError
 from memcalc.ledger import ledger
 from memcalc.loss import Loss
 from tests.trainers.rehearsed import planned
@@ -131,3 +132,8 @@ def test_a_frozen_part_has_no_gradient() -> None:
 
     found = rehearse_module(make, lambda: torch.zeros(3, 8), loss=lambda output, targets: output.sum())
     assert (found.parameters, found.gradients) == (4 * (72 + 18), 4 * 18)
+
+
+def test_a_factory_gives_a_module() -> None:
+    with pytest.raises(InputError, match="what should be a module is dict"):
+        rehearse_module(dict, lambda: torch.zeros(1))  # type: ignore[arg-type]

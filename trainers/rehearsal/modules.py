@@ -49,7 +49,7 @@ def rehearse_module(
     settings = {"device": "cpu", "micro_batch": 1, **settings}
     plan = Plan(model=Model(name="module", family="size", parameters=1), **settings)
     parts = Parts(
-        build=lambda plan: _Called(make()),
+        build=partial(_made, make),
         criterion=lambda plan: loss or mean_output,
         batches=partial(_Batch, batch, targets),
     )
@@ -82,19 +82,12 @@ class _Batch:
         return self.get(0, 0)
 
 
-class _Called(nn.Module):
-    """A module that is called with one batch, whatever arguments are in it."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        if not isinstance(inner, nn.Module):
-            raise InputError(f"what should be a module is {type(inner).__name__}; a factory returns an nn.Module")
-        self.inner = inner
-
-    def forward(self, batch: Any) -> Any:
-        if isinstance(batch, Mapping):
-            return self.inner(**batch)
-        return self.inner(*batch) if isinstance(batch, tuple | list) else self.inner(batch)
+def _made(make: Callable[[], nn.Module], plan: Plan) -> nn.Module:
+    """What the factory gives, which has to be a module."""
+    module = make()
+    if not isinstance(module, nn.Module):
+        raise InputError(f"what should be a module is {type(module).__name__}; a factory returns an nn.Module")
+    return module
 
 
 def mean_output(output: Any, targets: Any = None) -> Tensor:

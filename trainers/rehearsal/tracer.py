@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from memcalc.measurement import RankMeasurement
 from memcalc.timeline import MOMENTS
@@ -31,6 +32,8 @@ _BLOCK = {"cuda": 512, "cpu": 1}
 _COPIED = {"c10d::allgather_": 0, "c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
 """What gloo, the backend on CPUs, works on a copy of: the argument (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
 newLikeFlat of the outputs in allgather, clone of the inputs in reduce_scatter_tensor_coalesced)."""
+_SAME = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd")
+"""What gives back its input, of which fake tensors make a copy."""
 _ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
 """By FSDP 2's regions: the endings by which memcalc/streams.py knows on which stream something is made."""
 _ENTER, _LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
@@ -78,6 +81,8 @@ class Tracer(private.Mode):
         self.buckets.add(self.where(bucket.untyped_storage()))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # so that what it does on this rank comes here, piece by piece
         kwargs = kwargs or {}
         name: str = func.name()
         if name.startswith("prim::"):  # asks something of a tensor
@@ -94,6 +99,9 @@ class Tracer(private.Mode):
             return func(*args, **kwargs)
         if _on_meta(args, kwargs):  # a module that is built, and has no memory yet
             return func(*args, **kwargs)
+        if name in _SAME:
+            with self.fake:
+                return torch.ops.aten.alias.default(args[0])
         if name == "aten::_amp_foreach_non_finite_check_and_unscale_":
             self.finite.add(id(args[1].untyped_storage()))
         with self.fake:
@@ -103,7 +111,7 @@ class Tracer(private.Mode):
         if self.device == "cuda" and name == "aten::lift_fresh":
             return found  # a number made by torch.tensor stays on the host
         scratch = self.take(workspace(name, self.device, args), f"{name} workspace")
-        for tensor in private.tensors(found):
+        for tensor in (found,) if isinstance(found, Tensor) else private.tensors(found):
             self.see(tensor, name)
         self.give_back(*scratch)
         if name in _COPIED and self.device == "cpu" and torch.distributed.get_world_size() > 1:
@@ -206,7 +214,7 @@ def _on_meta(args: Any, kwargs: Any) -> bool:
     device = kwargs.get("device")
     if device is not None:
         return torch.device(device).type == "meta"
-    first = next(iter(private.tensors(args)), None)
+    first = args[0] if args and isinstance(args[0], Tensor) else next(iter(private.tensors(args)), None)
     return first is not None and first.device.type == "meta" and not private.is_fake(first)
 
 
