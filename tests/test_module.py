@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from memcalc import failure
 from memcalc.cli.app import app
 from memcalc.cli.report import summary
 from memcalc.errors import FileError, InputError, PlanError
@@ -20,6 +21,8 @@ from memcalc.ledger import ledger
 from memcalc.models import Model, Module, Weight
 from memcalc.module import by_transformers, check_name, confirm_code, describe, fullest_rank
 from memcalc.plan import Plan
+from memcalc.recommend import next_plan
+from memcalc.search import search
 from memcalc.strategies import STRATEGIES
 
 OWN = Path(__file__).with_name("own_modules.py")
@@ -192,6 +195,37 @@ def test_an_unknown_type_without_transformers_says_what_to_install(monkeypatch: 
         by_transformers(UnknownModelType("new", "config.json"))
     with pytest.raises(UnknownModelType, match="hidden_size is null"):
         by_transformers(UnknownModelType("new", "config.json", ("hidden_size",)))
+
+
+def test_an_unknown_type_with_transformers_is_estimated_or_says_why_not(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "new"}')
+    own = dataclasses.replace(MODULE, factory=f"{tmp_path}/config.json")
+    model = dataclasses.replace(TINY, module=own)
+
+    def refused(plan: Plan, **options: object) -> None:
+        raise InputError("it does not like it")
+
+    monkeypatch.setattr("memcalc.module.by_transformers", lambda error, **options: model)
+    monkeypatch.setattr("memcalc.module.rehearse", refused)
+    said = run("estimate", "config.json", "--gpu", "t4")
+    assert said.exit_code == 0
+    assert "activations are not counted: it cannot be rehearsed (it does not like it)" in said.output
+    assert "verdict: unknown on t4" in said.output
+
+
+def test_after_running_out_of_memory_no_plan_is_made_up(tmp_path: Path) -> None:
+    assert next_plan(PLAN, 10**12) is None
+    assert failure._next_plan(PLAN, tmp_path) == (
+        "compare smaller plans of the module with memcalc estimate --module",
+        None,
+    )
+
+
+def test_recommend_says_what_to_do_with_a_module() -> None:
+    with pytest.raises(PlanError, match="compare some with memcalc estimate --module"):
+        search(dataclasses.replace(PLAN, gpu="t4"))
 
 
 torch = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("torch"), reason="torch is not installed")
