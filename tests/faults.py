@@ -857,4 +857,22 @@ FAULTS = [
         right="        if again[name] != value:",
         wrong="        if False:",
     ),
+    Fault(
+        name="a module that was not rehearsed may fit",
+        file="assumptions.py",
+        right="        or not model.module.factory\n",
+        wrong="        or True\n",
+    ),
+    Fault(
+        name="a rehearsal lacks cuBLAS's workspaces",
+        file="estimate.py",
+        right="    held = workspaces(plan)\n",
+        wrong="    held: list[tuple[str, int]] = []\n",
+    ),
+    Fault(
+        name="a module's weights get no gradients",
+        file="models/module.py",
+        right="wanted = node.wants(place)",
+        wrong="wanted = False",
+    ),
 ]
