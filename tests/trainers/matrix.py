@@ -1,9 +1,8 @@
-"""What the matrix of strategies shares: runs that are metered, saved in the middle, and gone on with in another process group."""
+"""What the matrix of strategies shares: runs that are metered, saved in the middle, and gone on with from there."""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,25 +48,17 @@ class Runs:
     resumed: dict[str, Result]
 
 
-def both(plans: dict[str, Plan], ranks: int, folder: Path, *, resume: bool = True, **options: object) -> Runs:
-    """Train all plans, and once more from the checkpoints in the middle."""
-    (folder / "resumed").mkdir()
-    settings = {"checkpoint_every": STOP, **options}
-
-    def jobs(at: Path, **more: object) -> dict[str, Job]:
-        given = tuple((settings | more).items())
-        return {
-            name: Job(each, steps=STEPS, out=at / name, measure_steps=0 if more else STOP, options=given)
-            for name, each in plans.items()
-        }
-
-    whole = run(jobs(folder), ranks, folder)
-    if not resume:
-        return Runs(plans, whole, whole)
-    for name in plans:
-        saved = Path("checkpoints") / f"step-{STOP}"
-        shutil.copytree(folder / name / saved, folder / "resumed" / name / saved)
-    return Runs(plans, whole, run(jobs(folder / "resumed", resume=True), ranks, folder / "resumed"))
+def both(plans: dict[str, Plan], ranks: int, folder: Path, **options: object) -> Runs:
+    """Train all plans, and each once more from its checkpoint in the middle."""
+    saved, jobs = Path("checkpoints") / f"step-{STOP}", {}
+    given = {"checkpoint_every": STOP, **options}
+    for name, each in plans.items():
+        first, again = folder / name, folder / f"{name}-again"
+        jobs[name] = Job(each, steps=STEPS, out=first, measure_steps=STOP, options=tuple(given.items()))
+        more = tuple((given | {"resume": True}).items())
+        jobs[f"{name}-again"] = Job(each, steps=STEPS, out=again, options=more, copy=(first / saved, again / saved))
+    found = run(jobs, ranks, folder)
+    return Runs(plans, {name: found[name] for name in plans}, {name: found[f"{name}-again"] for name in plans})
 
 
 def references(models: list[Model]) -> dict[str, Measurement]:

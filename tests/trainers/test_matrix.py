@@ -1,11 +1,9 @@
 """Every strategy of torch on 2 and 4 ranks: it learns what one rank learns, holds what was estimated, and goes on from its checkpoint.
 
-One in three runs by default, and those on 4 ranks are not resumed; ALL_RUNS takes all.
+One in three runs by default; ALL_RUNS takes all.
 """
 
 from __future__ import annotations
-
-import os
 
 import pytest
 
@@ -84,7 +82,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 @pytest.fixture(scope="module")
 def four(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     plans = {name: plan(4, **fields) for name, fields in FOUR.items()}  # type: ignore[arg-type]
-    return both(plans, 4, tmp_path_factory.mktemp("four"), resume="ALL_RUNS" in os.environ)
+    return both(plans, 4, tmp_path_factory.mktemp("four"))
 
 
 @pytest.mark.parametrize("name", TWO)
