@@ -12,6 +12,8 @@ SOURCES := memcalc trainers tests docs
 # ruff reads no setup.cfg, so its settings stand here.
 RUFF := --config 'line-length = 120' --config 'target-version = "py310"'
 RULES := --select E4,E7,E9,F,B,C4,I,PT,RUF022,RUF100,SIM,UP,W --ignore PT017,PT018
+# Not one a core: real runs in the tests have two and four ranks of their own.
+TWO := -n 2 --dist loadfile
 
 export OMP_NUM_THREADS ?= 1
 
@@ -30,11 +32,11 @@ demo: $(INSTALLED) ## recommend a plan for a small GPT on this machine, train it
 	rm -rf runs/demo
 	$(VENV)/bin/memcalc recommend gpt2-small-text --launch --steps $(STEPS) --out runs/demo
 
-test: $(INSTALLED) ## all tests, with the doctests of the code and of the docs
-	$(PY) -m pytest -q
+test: $(INSTALLED) ## all tests, with the doctests of the code and of the docs, two files at a time
+	$(PY) -m pytest -q $(TWO)
 
 test-all: $(INSTALLED) ## the same, with every real run of the trainers where `test` has one in three
-	ALL_RUNS=1 $(PY) -m pytest -q
+	ALL_RUNS=1 $(PY) -m pytest -q $(TWO)
 
 lint: $(INSTALLED) ## style, types, and the direction of the imports
 	$(PY) -m ruff format --check $(RUFF) setup.py $(SOURCES)
@@ -47,6 +49,7 @@ format: $(INSTALLED) ## rewrite the sources in the style that lint asks for
 	$(PY) -m ruff format $(RUFF) setup.py $(SOURCES)
 
 docs: $(INSTALLED) ## run the commands shown in the docs again, then build docs/_build
+	$(PY) docs/key_tables.py
 	$(PY) docs/transcripts.py
 	$(PY) docs/published.py
 	$(PY) docs/render.py
@@ -54,7 +57,7 @@ docs: $(INSTALLED) ## run the commands shown in the docs again, then build docs/
 bench: $(INSTALLED) ## how fast: a cold start, a recommendation, the training loop
 	for script in cold_start recommend train_loop; do $(PY) tests/benchmarks/$$script.py || exit; done
 
-mutation: $(INSTALLED) ## plant ten faults, one at a time; the tests must catch each
+mutation: $(INSTALLED) ## plant the faults of tests/faults.py, one at a time; the tests must catch each
 	$(PY) tests/mutation.py
 
 chaos: $(INSTALLED) ## kill ranks, agents and launchers at 50 random moments; every run must end as if nothing had been

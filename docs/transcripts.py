@@ -3,7 +3,8 @@
 A block that starts with ```` ```console ```` is a transcript: each line `$ memcalc …` is run, and what follows
 it is replaced by what it printed. All commands of one page run in one empty folder, in order. A block marked
 ```` ```console machine ```` shows what depends on the machine (its cores, its speed); it is run only with
-`--machine`, and no test compares it. In the folder lies `book.txt`, the text of all pages, to train on.
+`--machine`, and no test compares it. In the folder lie `book.txt`, the text of all pages, to train on, `snapshot.pickle`,
+a small memory snapshot in torch's format, and what stands in blocks marked ```` ```python NAME.py ````.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import difflib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,8 +22,13 @@ from pathlib import Path
 __all__ = ["PAGES", "refreshed"]
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "strategies").glob("*.md")),
+]
 BLOCK = re.compile(r"^```console( machine)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"^```python (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIMEOUT = 180  # seconds for one command
 
 
@@ -59,6 +66,9 @@ def refreshed(text: str, *, machine: bool = False) -> str:
     with tempfile.TemporaryDirectory() as folder:
         book = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
         (Path(folder) / "book.txt").write_text(book, encoding="utf-8")
+        shutil.copy(ROOT / "docs" / "snapshot.pickle", folder)
+        for name, code in FILE.findall(text):
+            (Path(folder) / name).write_text(code, encoding="utf-8")
 
         def block(match: re.Match[str]) -> str:
             if match[1] and not machine:

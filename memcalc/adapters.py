@@ -20,10 +20,12 @@ __all__ = ["FIRST_PROMPTED", "KINDS", "PROMPTED", "TARGETS", "Adapter"]
 
 KINDS = ("none", "lora", "adapter", "adapter-v2")
 # Leaf names of linear layers, as PEFT's target_modules; a dotted name tells layers of one leaf name apart.
-_QUERY_VALUE = ("q_proj", "v_proj", "c_attn", "query", "value", "q", "v", "qkv", "qkv_proj", "query_key_value")
+_QUERY_VALUE = (
+    "q_proj", "v_proj", "c_attn", "query", "value", "q", "v", "qkv", "qkv_proj", "query_key_value", "q_b_proj", "kv_b_proj",
+)  # fmt: skip
 _ATTENTION = (
     *_QUERY_VALUE, "k_proj", "o_proj", "key", "k", "o", "attn.c_proj", "attn.proj", "attention.output.dense",
-    "attention.dense", "self.out", "out_proj",
+    "attention.dense", "self.out", "out_proj", "q_a_proj", "kv_a_proj_with_mqa",
 )  # fmt: skip
 TARGETS = {"query-value": _QUERY_VALUE, "attention": _ATTENTION, "all-linear": ()}
 """Names for sets of layers; ``all-linear`` is every linear layer of a block, not the head (peft/tuners/tuners_utils.py,
@@ -113,7 +115,7 @@ class Adapter(Group):
             )
         if plan.strategy_row.main_grads or plan.layout.pipeline > 1 or plan.family.divides == "megatron":
             raise PlanError("adapters are not played with Megatron's parts nor in pipelines; take another --strategy")
-        if plan.family.opaque or plan.family.convolves:
+        if plan.family.unplayed or plan.family.convolves:
             raise PlanError(f"adapters need linear layers, and of {plan.model.name} none are known; take another model")
         if self.kind != "lora" and plan.family.name not in PROMPTED:
             raise PlanError(f"adapters of kind {self.kind} are known for {', '.join(PROMPTED)}; take --adapter lora")
@@ -124,6 +126,15 @@ class Adapter(Group):
             raise PlanError(f"adapter targets {self.targets!r} name no linear layer; there are: {', '.join(leaves)}")
 
         self._check_targets(plan)
+        self._check_rank(plan)
+
+    def _check_rank(self, plan: Plan) -> None:
+        """A factor with more rows than the layer it adapts has is no adapter but a slip."""
+        if self.kind != "lora":
+            return
+        widest = max(max(shape) for shape in _linears(plan.family.weights(plan.model)).values())
+        if self.rank > widest:
+            raise PlanError(f"adapter rank {self.rank} must be at most the widest layer of {plan.model.name}, {widest}")
 
     def _check_targets(self, plan: Plan) -> None:
         names = [] if self.targets in TARGETS else [name.strip() for name in self.targets.split(",")]

@@ -2,39 +2,28 @@
 
     torch.cuda.memory._record_memory_history(context=None)     # before anything is on the GPU
     ...                                                        # the run
-    json.dump(torch.cuda.memory._snapshot(), open("history.json", "w"))
+    torch.cuda.memory._dump_snapshot("snapshot.pickle")        # or json.dump(torch.cuda.memory._snapshot(), file)
 
 A snapshot lists requests (``alloc``), frees (``free_requested`` by the program, ``free_completed`` once no other stream
 uses the block) and what was taken from the driver and given back (``segment_alloc``, ``segment_free``; ``segment_map``
 and ``segment_unmap`` for expandable segments). Source: torch/cuda/memory.py, _snapshot; record_trace in
-c10/cuda/CUDACachingAllocator.cpp. A pickled snapshot is not read: unpickling runs what is in it.
+c10/cuda/CUDACachingAllocator.cpp. Reading one: memcalc/snapshot.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from memcalc.allocator import Allocator
 from memcalc.allocator_blocks import Block
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.errors import FileError, InputError
-from memcalc.files import read_json
+from memcalc.snapshot import RETURNED, TAKEN, Entry, read_entries, read_file, read_settings, sizes
 
-__all__ = ["Entry", "History", "Replayed", "load_history", "replay_history"]
+__all__ = ["History", "Replayed", "load_history", "replay_history"]
 
-_TAKEN, _RETURNED = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 _HOW = "call torch.cuda.memory._record_memory_history(context=None) before anything is on the GPU"
-
-
-class Entry(NamedTuple):
-    """One thing the allocator did; ``size`` in bytes: of a request what was asked for, of a segment all of it."""
-
-    action: str
-    address: int
-    size: int
-    stream: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,15 +33,17 @@ class History:
     entries: tuple[Entry, ...]
     options: AllocatorOptions
     """As the snapshot says that they were."""
+    source: str = "the history"
+    """What errors call it: its file."""
 
     @property
     def reserved(self) -> tuple[int, int]:
         """Bytes taken from the driver as recorded: at most, and at the end."""
         held = peak = 0
         for entry in self.entries:
-            if entry.action in _TAKEN:
+            if entry.action in TAKEN:
                 held += entry.size
-            elif entry.action in _RETURNED:
+            elif entry.action in RETURNED:
                 held -= entry.size
             peak = max(peak, held)
         return peak, held
@@ -71,29 +62,24 @@ class Replayed:
 
 
 def load_history(path: Path, device: int | None = None) -> History:
-    """Read a snapshot that was written as JSON. Raises FileError; ``device`` is the first with a history."""
-    data = read_json(path, str(path))
-    try:
-        traces = data["device_traces"]
-        index = next((i for i, trace in enumerate(traces) if trace), 0) if device is None else device
-        entries = tuple(map(_entry, traces[index]))
-        settings = data.get("allocator_settings") or {}
-        text = str(settings.get("PYTORCH_CUDA_ALLOC_CONF") or "")
-        held = sum(int(segment["total_size"]) for segment in data["segments"] if segment["device"] == index)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
-        raise FileError(f"{path} is not a snapshot of torch.cuda.memory._snapshot() written by json.dump") from None
-    history = History(entries=entries, options=AllocatorOptions.parse(text))
-    if history.reserved[1] != held:
-        raise FileError(f"{path}: its history lacks the beginning; {_HOW}")
+    """Read the history in a snapshot. Raises FileError; ``device`` is the first with a history."""
+    source, data = str(path), read_file(path)
+    traces = data.get("device_traces")
+    if traces is None:
+        raise FileError(f"{source} holds no history; {_HOW}")
+    if device is None and isinstance(traces, list):
+        device = next((index for index, trace in enumerate(traces) if trace), 0)
+    entries = read_entries(data, source, device or 0)
+    options = AllocatorOptions.parse(read_settings(data))
+    history = History(entries=entries, options=options, source=source)
+    if history.reserved[1] != sizes(data, source).get(device or 0, 0):
+        raise FileError(f"{source}: its history lacks the beginning; {_HOW}")
     return history
 
 
-def _entry(data: Any) -> Entry:
-    return Entry(str(data["action"]), int(data["addr"]), int(data["size"]), int(data["stream"]))
-
-
 def replay_history(history: History, options: AllocatorOptions | None = None) -> Replayed:
-    """Replay requests and frees alone. Raises InputError when the history frees what it did not allocate.
+    """Replay requests and frees alone. Raises InputError, naming its file, when it cannot be: a free of what was
+    not allocated, an allocation of what is.
 
     With the history's own options the segments get the addresses they had, and are given back when they were: the
     driver and the program decided that, not the allocator. With other ``options`` they get addresses that ascend, and
@@ -110,22 +96,26 @@ def replay_history(history: History, options: AllocatorOptions | None = None) ->
         if action == "alloc" and entry.size:
             block = allocator.allocate(entry.size, entry.stream)
             assert block is not None, "an allocator without an end refuses nothing"
+            if entry.address in blocks or entry.address in waiting:
+                raise _odd(history, index, "allocates what is allocated already")
             blocks[entry.address] = block
             allocated += block.size
         elif action == "free_requested" and entry.size:
-            block = _taken(blocks, entry, index)
+            block = _taken(blocks, history, index)
             waiting[entry.address] = block
             allocated -= block.size
         elif action == "free_completed" and entry.size:
-            allocator.free(_taken(waiting, entry, index))
-        elif action in _TAKEN:
+            allocator.free(_taken(waiting, history, index))
+        elif action in TAKEN:
             recorded += entry.size
             allocator.next_address = entry.address if own and action == "segment_alloc" else None
-        elif action in _RETURNED:
+        elif action in RETURNED:
             recorded -= entry.size
+            if recorded < 0:
+                raise _odd(history, index, "gives back more than was taken from the driver")
             if own and action == "segment_free":
                 allocator.release(entry.address)
-            elif before not in _RETURNED:
+            elif before not in RETURNED:
                 allocator.empty_cache()
         if differs_at is None and action == "alloc" and allocator.reserved != recorded:
             differs_at = index
@@ -142,8 +132,12 @@ def replay_history(history: History, options: AllocatorOptions | None = None) ->
     )
 
 
-def _taken(blocks: dict[int, Block], entry: Entry, index: int) -> Block:
-    block = blocks.pop(entry.address, None)
+def _taken(blocks: dict[int, Block], history: History, index: int) -> Block:
+    block = blocks.pop(history.entries[index].address, None)
     if block is None:
-        raise InputError(f"entry {index} of the history frees what it has not allocated; {_HOW}")
+        raise _odd(history, index, "frees what it has not allocated")
     return block
+
+
+def _odd(history: History, index: int, what: str) -> InputError:
+    return InputError(f"{history.source}: entry {index} of its history {what}; {_HOW}")

@@ -47,7 +47,7 @@ class Checkpointing(Group):
             )
         if plan.reentrant:
             raise PlanError("selective checkpointing needs the form that is not reentrant; leave out --reentrant")
-        if plan.family.opaque or plan.family.sequences > 1:
+        if plan.family.unplayed or plan.family.encodes:
             raise PlanError(
                 f"selective checkpointing cannot be played for {plan.model.name}; take --checkpointing full"
             )

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memcalc.estimate import Estimate, estimate
+from memcalc.estimate import REHEARSED, Estimate, Rehearsed, estimate
 from memcalc.ledger import skeleton
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
 from memcalc.reserved import Range
+from memcalc.run_folder import REHEARSAL
 from memcalc.timeline import CATEGORIES, MOMENTS
 
 __all__ = ["REST", "STATES", "Comparison", "Row", "compare", "compare_run", "exact"]
@@ -96,7 +97,15 @@ class Comparison:
 def compare_run(folder: Path) -> Comparison:
     """The comparison for a folder that ``launch`` filled. Raises FileError when it does not hold a measured run."""
     measurement = Measurement.load(folder)
-    return compare(estimate(measurement.plan), measurement)
+    return compare(estimate(measurement.plan, rehearsal=_rehearsed(folder)), measurement)
+
+
+def _rehearsed(folder: Path) -> Rehearsed | None:
+    """The rehearsal that launch left beside a run of a module, whose activations no ledger knows."""
+    path = folder / REHEARSAL
+    if not path.exists():
+        return None
+    return Rehearsed(timeline=RankMeasurement.from_json(path, str(path)).timeline, remarks=(REHEARSED,), sure=True)
 
 
 def compare(estimated: Estimate, measured: Measurement) -> Comparison:

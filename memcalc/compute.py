@@ -42,11 +42,11 @@ class Compute(Group):
     float8: str = knob("none", "--float8", "Matrix products inside blocks in 8 bit, by torchao.", choices=FLOAT8)
 
     def check(self, plan: Plan) -> None:
-        if self.offload_activations and (plan.reentrant or plan.family.opaque):
+        if self.offload_activations and (plan.reentrant or plan.family.unplayed):
             raise PlanError("offload activations: of layers that are known, and not in reentrant checkpoints")
         if self.float8 == "none":
             return
-        if plan.family.reads != "tokens":
+        if plan.family.reads != "tokens" or plan.family.unplayed:
             raise PlanError(f"float8 {self.float8}: {plan.model.name} reads no tokens; it is for transformer blocks")
         if plan.precision_row.compute != "bfloat16":
             raise PlanError(f"float8 {self.float8} casts from bfloat16, not {plan.precision}; take bf16 or amp-bf16")

@@ -1,4 +1,7 @@
-"""Convolutions and what goes with them on the tape, as oneDNN on the CPU and cuDNN on CUDA see them: shapes are ``[channels, height, width]``."""
+"""Convolutions and what goes with them on the tape, as oneDNN on the CPU and cuDNN on CUDA see them.
+
+Shapes are ``[channels, height, width]``, or ``[channels, length]`` in one dimension.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,14 @@ from memcalc.ops import cast, edge
 from memcalc.recorder import Storage
 from memcalc.tape import Tape
 
-__all__ = ["add_in_place", "batch_norm", "conv2d", "max_pool", "mean_of_pixels", "relu_in_place"]
+__all__ = ["add_in_place", "batch_norm", "conv", "max_pool", "mean_of_pixels", "relu_in_place"]
 
 ONEDNN_CHANNELS = 4
 """From so many input channels on, oneDNN copies the input into blocks of channels."""
 
 
-def conv2d(
-    t: Tape, x: Tensor, name: str, *, stride: int = 1, padding: int = 0, transposed_after: bool = False
-) -> Tensor:
-    """``F.conv2d`` with a square kernel: saves its input and, under autocast, the 16-bit copy of the weight.
+def conv(t: Tape, x: Tensor, name: str, *, stride: int = 1, padding: int = 0, transposed_after: bool = False) -> Tensor:
+    """``F.conv2d`` with a square kernel, or ``F.conv1d``: saves its input and, under autocast, the 16-bit copy of the weight.
 
     Where the output is ``transposed_after``, its gradient comes transposed and is copied before use.
     """
@@ -25,8 +26,7 @@ def conv2d(
         x = cast(t, x, t.compute_dtype, f"{name} input")
     shape, dtype, wants_input = x.shape, x.dtype, x.node is not None
     kernel = w.shape[-1]
-    height, width = ((size + 2 * padding - kernel) // stride + 1 for size in shape[1:])
-    out = (w.shape[0], height, width)
+    out = (w.shape[0], *((size + 2 * padding - kernel) // stride + 1 for size in shape[1:]))
     low = t.compute_dtype if t.autocast else t.weight_dtype
 
     # With very few channels oneDNN reads an image as it is.
@@ -67,7 +67,7 @@ def conv2d(
     copies = []
     if t.autocast:
         low_weight, node = t.cast_weight(w)
-        copies, edges[1] = [low_weight], (node, 0)
+        copies, edges[1] = [low_weight], (node, 0) if w.trainable else None
         if bias is not None:
             edges[2] = (t.cast_weight(bias)[1], 0)
     node = t.node(edges, backward)

@@ -90,6 +90,7 @@ def _plain(t: Tape, logits: Tensor, targets: Tensor, *, upcast: bool) -> Tensor:
         return [t.allocate("log-softmax gradient", shape, dtype, "temporary")]
 
     node = t.node([edge(logits)], softmax_backward)
+    t.save(node, *([logits.storage] if t.keeps_softmax_input else []))
     log_softmax = t.output("log-softmax of the logits", shape, dtype, node)
     t.save(node, log_softmax.storage)
     node = t.node([edge(log_softmax)], loss_backward)

@@ -45,8 +45,9 @@ class UnknownNameError(InputError):
         self.kind, self.name, self.known = kind, name, sorted(known)
         from difflib import get_close_matches  # only a mistake needs it, and every start would pay for it
 
-        near = get_close_matches(name.lower(), self.known, n=1, cutoff=0.5)
-        self.nearest = near[0] if near else None
+        spelled = {known.lower(): known for known in self.known}
+        near = get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)
+        self.nearest = spelled[near[0]] if near else None
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
         shown = self.known
         if len(shown) > _ALL_SHOWN:

@@ -12,18 +12,51 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from memcalc.compute import Compute
 from memcalc.hardware import GPUS, Gpu
 from memcalc.host import host_tensors
 from memcalc.ledger import fullest, peaks, skeleton
 from memcalc.outside import communicators, device_range, outside
+from memcalc.parallel.replicated import workspaces
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
+from memcalc.replay import Reserved
 from memcalc.reserved import Range, replayed, reserved_range
-from memcalc.timeline import Peak, Timeline
+from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Timeline
 from memcalc.units import format_both
 
-__all__ = ["Estimate", "estimate", "holding_gpus", "host_bytes", "usable_bytes", "verdict"]
+__all__ = [
+    "GUESSED",
+    "REHEARSED",
+    "Estimate",
+    "Rehearsed",
+    "estimate",
+    "holding_gpus",
+    "host_bytes",
+    "usable_bytes",
+    "verdict",
+    "with_workspaces",
+]
+
+
+GUESSED = (
+    "its code asks for the values of tensors ({} times), which a rehearsal has not: each was taken for 1, and what other "
+    "values would take is not counted"
+)
+REHEARSED = "rehearsed: two steps of its own code, strategy and optimizer on tensors without values"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsed:
+    """What a rehearsal of the plan's own code gave."""
+
+    timeline: Timeline | None
+    """None where it could not be rehearsed; the remarks say why."""
+    remarks: tuple[str, ...] = ()
+    sure: bool = False
+    """The code went the way it goes with any values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,6 +79,8 @@ class Estimate:
     verdict: str
     """``fits``, ``tight``, ``does-not-fit``, or ``unknown`` when something that matters was not given."""
     assumptions: tuple[str, ...]
+    held: Reserved | None = None
+    """What the caching allocator would hold on a card without an end; None on a CPU."""
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain JSON values."""
@@ -66,16 +101,21 @@ class Estimate:
         }
 
 
-def estimate(plan: Plan, stage: int | None = None) -> Estimate:
+def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None = None) -> Estimate:
     """Estimate one plan: its fullest rank, in a pipeline on the ``stage`` asked for or on the fullest.
+
+    A ``rehearsal`` takes the place of the ledger.
 
     >>> from memcalc.models import Model
     >>> billion = Model(name="1e9 parameters", family="size", parameters=10**9)
     >>> estimate(Plan(model=billion, optimizer="adam")).peak.bytes
     20000000000
     """
-    stage, bones = fullest(plan) if stage is None else (stage, skeleton(plan, stage))
-    timeline = bones.at(plan.micro_batch)
+    if rehearsal is None or rehearsal.timeline is None:
+        stage, bones = fullest(plan) if stage is None else (stage, skeleton(plan, stage))
+        timeline = bones.at(plan.micro_batch)
+    else:
+        stage, timeline = 0, with_workspaces(plan, rehearsal.timeline)
     peak, gpu = timeline.peak(), plan.gpu_row
     capacity = gpu.usable_bytes - outside(plan, gpu).point if gpu else None
     held = None if plan.device == "cpu" else replayed(plan, timeline)
@@ -92,8 +132,24 @@ def estimate(plan: Plan, stage: int | None = None) -> Estimate:
         device=device,
         host=host,
         parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
-        verdict=verdict(plan, device, gpu),
-        assumptions=tuple(assumptions(plan, reserved, stage=stage, uncounted=uncounted, host=host)),
+        verdict=verdict(plan, device, gpu, sure=rehearsal is not None and rehearsal.sure),
+        assumptions=tuple(
+            assumptions(plan, reserved, stage=stage, uncounted=uncounted, host=host, rehearsal=rehearsal)
+        ),
+        held=held,
+    )
+
+
+def with_workspaces(plan: Plan, timeline: Timeline) -> Timeline:
+    """A rehearsal's timeline with what cuBLAS holds beside all tensors."""
+    held = workspaces(plan)
+    first, count = len(timeline.names), len(held)
+    return Timeline(
+        names=(*timeline.names, *(name for name, _ in held)),
+        ident=np.concatenate([np.arange(first, first + count), timeline.ident]).astype(np.int64),
+        category=np.concatenate([np.full(count, CATEGORIES.index("temporary")), timeline.category]).astype(np.int8),
+        moment=np.concatenate([np.full(count, MOMENTS.index("start")), timeline.moment]).astype(np.int8),
+        delta=np.concatenate([np.array([size for _, size in held], dtype=np.int64), timeline.delta]),
     )
 
 
@@ -121,14 +177,14 @@ def host_bytes(plan: Plan, allocated: int) -> int:
     return plan.micro_batch * (2 * tokens if tokens else features) + counters + paged + offloaded
 
 
-def verdict(plan: Plan, device: Range, gpu: Gpu | None) -> str:
-    """Does it fit? ``tight`` is between the bounds; what was not counted can only be refuted."""
+def verdict(plan: Plan, device: Range, gpu: Gpu | None, *, sure: bool = False) -> str:
+    """Does it fit? ``tight`` is between the bounds; what was not counted can only be refuted, unless a rehearsal is ``sure``."""
     if gpu is None:
         return "unknown"
     usable = usable_bytes(plan, gpu)
     if device.low > usable:
         return "does-not-fit"
-    if not _activations_known(plan):
+    if not (_activations_known(plan) or sure):
         return "unknown"
     return "fits" if device.high <= usable else "tight"
 
@@ -153,7 +209,11 @@ def holding_gpus(plan: Plan, reserved: Range) -> list[tuple[Gpu, bool]]:
 
 def _activations_known(plan: Plan) -> bool:
     model = plan.model
-    return not plan.family.opaque or bool(model.layer_bytes or (model.features and model.layers))
+    return (
+        not plan.family.unplayed
+        or not model.module.factory
+        and bool(model.layer_bytes or (model.features and model.layers))
+    )
 
 
 def compiled(plan: Plan) -> str:
@@ -167,7 +227,9 @@ def compiled(plan: Plan) -> str:
     )
 
 
-def assumptions(plan: Plan, reserved: Range, *, stage: int, uncounted: int, host: int) -> list[str]:
+def assumptions(
+    plan: Plan, reserved: Range, *, stage: int, uncounted: int, host: int, rehearsal: Rehearsed | None = None
+) -> list[str]:
     """What the estimate takes for granted, in sentences; ``uncounted`` is what blocks hold beside their tensors, ``host``
     what one rank holds there."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
@@ -185,8 +247,19 @@ def assumptions(plan: Plan, reserved: Range, *, stage: int, uncounted: int, host
         said.append(f"tensor parallel is {whose}, as the model's family is written")
     if plan.family.assumption:
         said.append(plan.family.assumption)
-    if not _activations_known(plan):
-        said.append("activations are not counted because no shape was given")
+    said.extend(plan.model.notes)
+    forms = [f"{field} {form}" for field, form in dataclasses.asdict(plan.implementation).items() if form != "auto"]
+    if forms:
+        said.append(f"the model's code is written with {', '.join(forms)}")
+    if rehearsal is not None:
+        said += rehearsal.remarks
+    elif not _activations_known(plan):
+        why = (
+            "a module's code is run for them only when it is named"
+            if plan.model.module.factory
+            else "no shape was given"
+        )
+        said.append(f"activations are not counted because {why}")
     if plan.gathers_unknown_layers:
         said.append("gathered layers are not counted because their number was not given; give --layers")
     if plan.family.opaque and plan.optimizer_kind == "for-loop":

@@ -30,13 +30,14 @@ def balanced(rows: int, experts: int) -> list[int]:
     return [share + (index < left) for index in range(experts)]
 
 
-def route(t: Tape, x: Tensor, name: str, top_k: int) -> tuple[Tensor, Storage, Storage]:
+def route(t: Tape, x: Tensor, name: str, top_k: int, *, wide: bool = False) -> tuple[Tensor, Storage, Storage]:
     """Shares of each token's ``top_k`` experts, in the router's dtype of float32, and where the rows come from.
 
     Softmax in float32 over all experts, then the largest, divided by their sum. Besides the shares two int64
-    tensors of one element a row come back: the order by expert, and the token of each row.
+    tensors of one element a row come back: the order by expert, and the token of each row. A sigmoid in its place
+    (DeepSeek V3) keeps as much, and shares that are not divided by their sum less. ``wide``, the product is of float32.
     """
-    logits = linear(t, x, f"{name}.gate", flat=True)
+    logits = _in_float32(t, x, f"{name}.gate") if wide else linear(t, x, f"{name}.gate", flat=True)
     tokens, experts = logits.shape
     logits = cast(t, logits, "float32", f"{name} router logits")
 
@@ -68,6 +69,34 @@ def route(t: Tape, x: Tensor, name: str, top_k: int) -> tuple[Tensor, Storage, S
     del top, total
     order = small("rows by expert", top_k, "int64")
     return shares, order, small("tokens of rows", top_k, "int64")
+
+
+def _in_float32(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``F.linear(x.float(), weight.float())`` (transformers/models/deepseek_v3/modeling_deepseek_v3.py): keeps both copies.
+
+    Autocast makes 16-bit copies of the float32 ones, and an adapter's product is its own.
+    """
+    w, x = t.weights[f"{name}.weight"], cast(t, x, "float32", f"{name} input")
+    if t.autocast or t.adapt is not None or t.dtype_of(w) == "float32":
+        return linear(t, x, name, flat=True)
+    shape, low = x.shape, t.dtype_of(w)
+
+    def weight_backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [t.allocate(f"{w.name} gradient", w.shape, low, "gradients", batched=False)]
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        results: list[Gradient] = [None, None]
+        if node.wants(0):
+            results[0] = t.allocate(f"{w.name} float32 gradient", w.shape, "float32", "temporary", batched=False)
+        if node.wants(1):
+            results[1] = t.allocate(f"{name} input gradient", shape, "float32", "temporary")
+        return results
+
+    copy = t.allocate(f"{w.name} in float32", w.shape, "float32", "activations", batched=False)
+    to_weight = t.node([w if w.trainable else None], weight_backward)
+    node = t.node([(to_weight, 0) if to_weight.live else None, edge(x)], backward)
+    t.save(node, x.storage if node.wants(0) else None, copy if node.wants(1) else None)
+    return t.output(f"{name} output", (*shape[:-1], w.shape[0]), "float32", node)
 
 
 def dispatch(t: Tape, x: Tensor, name: str, tokens: Storage, sizes: Sequence[int], expert: Expert) -> Tensor:

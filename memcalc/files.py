@@ -11,7 +11,7 @@ from typing import Any
 
 from memcalc.errors import FileError, shorten
 
-__all__ = ["read_json", "read_text", "write_text"]
+__all__ = ["read_bytes", "read_json", "read_text", "write_text"]
 
 _LIMIT = 64 * 2**20  # a plan, a config or a result is far smaller; a slip of the path should not fill the RAM
 
@@ -19,12 +19,21 @@ _LIMIT = 64 * 2**20  # a plan, a config or a result is far smaller; a slip of th
 def read_text(path: Path) -> str:
     """The text of a file. Raises FileError with the cause in one line."""
     try:
+        # Editors on Windows put a byte order mark first, and two characters at the end of a line.
+        return read_bytes(path).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except ValueError as error:
+        raise FileError(f"{path} cannot be read: {_cause(error)}") from None
+
+
+def read_bytes(path: Path, limit: int = _LIMIT) -> bytes:
+    """All bytes of a regular file of at most ``limit`` bytes. Raises FileError with the cause in one line."""
+    try:
         if not path.is_file():
             kind = "a folder" if path.is_dir() else "no file" if not path.exists() else "not a regular file"
             raise FileError(f"{path} is {kind}" if kind != "no file" else f"{path} does not exist")
-        if path.stat().st_size > _LIMIT:
-            raise FileError(f"{path} is larger than {_LIMIT >> 20} MiB, too large for a file of this kind")
-        return path.read_text(encoding="utf-8-sig")  # editors on Windows put a byte order mark first
+        if path.stat().st_size > limit:
+            raise FileError(f"{path} is larger than {limit >> 20} MiB, too large for a file of this kind")
+        return path.read_bytes()
     except (OSError, ValueError) as error:
         raise FileError(f"{path} cannot be read: {_cause(error)}") from None
 
@@ -36,8 +45,13 @@ def read_json(source: Path | str, name: str) -> Any:
         raise FileError(f"{name} is empty; expected JSON")
     try:
         return json.loads(text, parse_constant=_refuse, parse_float=_finite, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise FileError(f"{name} is not valid JSON: {_cause(error)}") from None
+    except RecursionError:
+        raise FileError(f"{name} is not valid JSON: it is nested too deeply to be read") from None
+    except ValueError as error:
+        # Python refuses thousands of digits with advice on how it could be made to read them.
+        endless = "integer string conversion" in str(error)
+        cause = "a whole number of thousands of digits is too large" if endless else _cause(error)
+        raise FileError(f"{name} is not valid JSON: {cause}") from None
 
 
 def write_text(path: Path, text: str) -> None:

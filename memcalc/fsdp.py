@@ -59,7 +59,7 @@ class Fsdp(Group):
     """As torchtitan since 28 July 2025 (models/llama3/infra/parallelize.py, apply_fsdp); the head stays gathered."""
 
     def check(self, plan: Plan) -> None:
-        shared = plan.model.tied or plan.family.sequences > 1
+        shared = plan.model.tied or plan.family.encodes
         if self.separate_root and plan.strategy_row.gathers and (self.version == "1" or shared):
             raise PlanError("separate root: only of FSDP 2, and where embeddings are used once; leave it out")
         ranks, groups = plan.data_parallel * plan.layout.context, self.groups(plan)

@@ -16,17 +16,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Implementation"]
 
-_LLAMAS = ("llama", "decoder", "moe")
+_LLAMAS = ("llama", "decoder", "moe", "llava")
 # Families each field says something about; what is said of another would change nothing.
 _FAMILIES = {
     "norm": (*_LLAMAS, "t5"),
-    "gelu": ("gpt2", "decoder"),
-    "gate_up": _LLAMAS[:2],
+    "gelu": ("gpt2", "decoder", "t5"),
+    "gate_up": ("llama", "decoder", "llava"),
     "rotary": _LLAMAS,
     "grouped": _LLAMAS,
-    "softmax": (*_LLAMAS, "gpt2", "bert", "vit"),
+    "softmax": (*_LLAMAS, "gpt2", "bert", "vit", "clip", "whisper"),
     "megatron": ("megatron", "megatron-t5"),
 }
+
+# Softmaxes of one published model's code.
+_OWN = ("scripted", "clamped")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +63,11 @@ class Implementation(Group):
         choices=("auto", "repeat"),
     )  # fmt: skip
     softmax: str = knob(
-        "auto", "--softmax", "Where attention is written out: auto (softmax in the model's dtype), float32.",
-        choices=("auto", "float32"),
+        "auto", "--softmax", "Where attention is written out: auto (model's dtype), float32, scripted (StarCoder), clamped (OPT).",
+        choices=("auto", "float32", "scripted", "clamped"),
     )  # fmt: skip
+    """``scripted``: float32, scaled and masked in one function that TorchScript differentiates; ``clamped``: scores no
+    less than the lowest number, which keeps them, and float32 where they are float16 (memcalc/softmaxes.py)."""
 
     megatron: str = knob(
         "auto", "--megatron", "Megatron's layers: auto (of before its core), core, transformer-engine.",
@@ -74,7 +79,8 @@ class Implementation(Group):
     def check(self, plan: Plan) -> None:
         """A field says something about the plan's model, or is ``auto``."""
         for field in dataclasses.fields(self):
-            value, misfit = getattr(self, field.name), _misfit(field.name, plan.model)
+            value = getattr(self, field.name)
+            misfit = _misfit(field.name, value, plan.model)
             if value != "auto" and misfit:
                 raise PlanError(f"{field.metadata['option']} {value}: {misfit}")
 
@@ -86,23 +92,29 @@ class Implementation(Group):
         >>> Implementation.suited(MODELS["gpt2"], {"norm": "python", "gelu": "python"}) == Implementation(gelu="python")
         True
         """
-        return cls(**{field: value for field, value in values.items() if not _misfit(field, model)})
+        return cls(**{field: value for field, value in values.items() if not _misfit(field, value, model)})
 
     def untrained(self, plan: Plan) -> str:
         if self.norm == "fused" or (self.norm == "chain" and plan.device == "cuda"):
             return f"with --norm {self.norm}"
+        if self.softmax in _OWN:
+            return f"with --softmax {self.softmax}"
         if self.gate_up == "kernel":
             return "with --gate-up kernel"
         return "" if self.rotary == "auto" else f"with --rotary {self.rotary}"
 
 
-def _misfit(field: str, model: Model) -> str:
-    """Why a field says nothing about a model; blank when it does."""
+def _misfit(field: str, value: str, model: Model) -> str:
+    """Why a field's value says nothing about a model; blank when it does."""
     families = _FAMILIES[field]
     if model.family not in families:
         return f"not of the {model.family} family, only of {', '.join(families)}"
+    if value in _OWN and model.family != "decoder":
+        return f"not of the {model.family} family, only of decoder"
     if field == "norm" and model.norm == "layer":
         return f"{model.name} has LayerNorm, which is one kernel everywhere"
+    if field == "gelu" and model.family == "t5" and not (model.gated and model.activation in ("", "gelu")):
+        return f"{model.name} has no GELU"
     if field == "gelu" and model.family == "decoder" and model.activation != "gelu":
         return f"{model.name} has no GELU"
     if field == "rotary" and model.positions not in ("", "rotary"):

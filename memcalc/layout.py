@@ -113,7 +113,7 @@ class Layout(Group):
                     "pipeline chunks, ends, first and last layers say how a pipeline divides, but pipeline parallel is 1"
                 )
             return
-        if plan.family.reads != "tokens" or plan.family.sequences > 1:
+        if plan.family.reads != "tokens" or plan.family.encodes or plan.family.unplayed:
             raise PlanError(
                 f"pipeline parallel divides models that read one sequence of tokens, not {plan.family.name}"
             )

@@ -19,6 +19,7 @@ from functools import partial
 
 from memcalc import ops
 from memcalc.adapted import adapting, prompting
+from memcalc.batch import Batch, make_batch
 from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.graph import Tensor
@@ -41,7 +42,9 @@ __all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skel
 # Allocations on CUDA are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
 CUDA_BLOCK = 512
 
-Batch = tuple[Tensor, Tensor]
+# SoftmaxBackward0 and LogSoftmaxBackward0 of torch/include/torch/csrc/autograd/generated/Functions.h, read in the wheels
+# of 1.10.2, where they hold self_ and result_, and of 1.11.0, where they hold result_ (pytorch pull request 65242).
+SOFTMAX_KEEPS_OUTPUT_ONLY_SINCE = (1, 11)
 
 
 def ledger(plan: Plan, stage: int | None = None) -> Timeline:
@@ -124,6 +127,7 @@ class _Step:
             reduces_in_place=plan.family.divides == "megatron",
         )
         tape.float8, tape.offloads = plan.compute.float8, plan.compute.offload_activations
+        tape.keeps_softmax_input = plan.torch_version < SOFTMAX_KEEPS_OUTPUT_ONLY_SINCE
         return tape
 
     def adapt(self) -> None:
@@ -179,21 +183,9 @@ class _Step:
 
     def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""
-        plan, tape = self.local, self.tape
-        if plan.family.reads == "tokens":
-            inputs, dtype = (plan.family.sequences * plan.tokens,), "int64"
-            targets = (1,) if plan.model.classes else (plan.tokens,)
-        else:
-            inputs, dtype, targets = (plan.model.features,), plan.precision_row.weights, (int(plan.model.classes > 0),)
         # One process takes the samples of all its GPUs, of which each replica sees its own.
-        times = plan.ranks if plan.strategy_row.one_process else 1
-        times *= self.plan.accumulation if whole_batch(self.plan) else 1
-        targets = (targets[0] * times,)
-        held = tape.allocate("inputs", (inputs[0] * times,), dtype, "inputs")
-        return (
-            Tensor(held, inputs, dtype, None),
-            Tensor(tape.allocate("targets", targets, "int64", "inputs"), targets, "int64", None),
-        )
+        times = self.plan.ranks if self.plan.strategy_row.one_process else 1
+        return make_batch(self.tape, self.local, times * (self.plan.accumulation if whole_batch(self.plan) else 1))
 
     def forward_pass(self, part: Stretch) -> Flight:
         tape, hooks, flight = self.tape, self.hooks, Flight()
@@ -211,18 +203,19 @@ class _Step:
             output = ops.boundary(tape, output, hooks.begin_backward)
             if part.last:
                 tape.moment = "loss"
-                if not self.plan.family.opaque:
+                if not self.plan.family.unplayed:
                     output = hooks.gather_outputs(output)
                 if self.plan.loss.float32_output:
                     output = ops.cast(tape, output, "float32", "logits")
                 self.links.keep_logits(output, flight.kept)
-                loss = output if self.plan.family.opaque else loss_of(tape, self.local, output, self.batch[1])
+                loss = output if self.plan.family.unplayed else loss_of(tape, self.local, output, self.batch[1])
                 if self.plan.loss.converted:
                     wide = tape.allocate("converted logits", output.shape, "float32", "temporary")
                     del wide
                 if self.plan.keep_logits:
                     flight.kept.append(output.storage)
                 del output
+                tape.returned.clear()
                 flight.output = loss
             else:
                 flight.output = self.links.send(output, flight.kept)
@@ -236,7 +229,7 @@ class _Step:
         node, slot = flight.output.node, flight.output.slot
         assert node is not None
         if part.last:
-            shape = (0,) if self.plan.family.opaque else ()
+            shape = (0,) if self.plan.family.unplayed else ()
             grads = [tape.allocate("gradient of the loss", shape, flight.output.dtype, "temporary", batched=False)]
         else:
             grads = self.links.receive_gradient(flight.kept)
@@ -249,7 +242,7 @@ class _Step:
     def layers(self, part: Stretch, x: Tensor) -> Tensor:
         tape, plan = self.tape, self.local
         if part.first:
-            if self.plan.strategy_row.gathers and plan.family.reads == "features":
+            if self.plan.strategy_row.gathers and plan.family.reads != "tokens":
                 # MixedPrecisionPolicy.cast_forward_inputs; the others cast where the first product is.
                 x = ops.cast(tape, x, plan.precision_row.compute, "inputs")
             x = self.unit(EMBEDDINGS, partial(plan.family.enter, tape, plan), x)

@@ -15,6 +15,9 @@ __all__ = ["LOSS_FORMS", "Loss"]
 
 LOSS_FORMS = ("plain", "compiled", "fused", "in-place", "fused-linear", "cut")
 _WITH_HEAD = ("fused-linear", "cut")
+LARGEST_MULTIPLE = 2**16
+"""Vocabularies are padded to 8 to 128 times the ranks of tensor parallel (Megatron-LM, make_vocab_size_divisible_by);
+past this the number is a slip."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +48,13 @@ class Loss(Group):
     def check(self, plan: Plan) -> None:
         if self == Loss():
             return
+        if self.vocab_multiple > LARGEST_MULTIPLE:
+            raise PlanError(f"vocab multiple {self.vocab_multiple} must be at most {LARGEST_MULTIPLE}")
+        if plan.family.unplayed:
+            raise PlanError(f"{plan.model.name} takes the loss its code says; leave the forms of the loss out")
         if plan.strategy_row.one_process:
             raise PlanError(f"{plan.strategy} takes the plain loss of all outputs; leave the forms of the loss out")
-        if plan.family.reads != "tokens" or plan.model.classes:
+        if plan.family.reads != "tokens" or not plan.model.says_words:
             raise PlanError(f"{plan.model.name} has no vocabulary; the forms of the loss are for models of tokens")
         if self.chunk_head and not self.chunks:
             raise PlanError("chunk head: into how many chunks is not said; give --loss-chunks")

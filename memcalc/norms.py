@@ -131,11 +131,13 @@ def _scaled_in_python(t: Tape, normalised: Tensor, dtype: str, name: str) -> Ten
     shape = x.shape
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        product = t.allocate(f"{name} product", shape, dtype, "temporary")
-        grad = t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)
-        del product
+        grad: Gradient = None
+        if w.trainable:
+            product = t.allocate(f"{name} product", shape, dtype, "temporary")
+            grad = t.allocate(f"{w.name} gradient", w.shape, t.weight_dtype, "gradients", batched=False)
+            del product
         return [grad, t.allocate(f"{name} normalised gradient", shape, dtype, "temporary")]
 
     node = t.node([w, edge(x)], backward)
-    t.save(node, x.storage)
+    t.save(node, x.storage if w.trainable else None)
     return t.output(f"{name} output", shape, dtype, node)

@@ -16,6 +16,7 @@ from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import FileError, PlanError, shorten
 from memcalc.files import read_json, write_text
+from memcalc.frozen import Frozen
 from memcalc.fsdp import Fsdp
 from memcalc.groups import Group
 from memcalc.hardware import GPUS, Gpu
@@ -100,6 +101,7 @@ class Plan:
     offload: Offload = Offload()
     checkpointing: Checkpointing = Checkpointing()
     startup: Startup = Startup()
+    frozen: Frozen = Frozen()
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -116,7 +118,7 @@ class Plan:
     @property
     def weights(self) -> list[Weight]:
         """Every parameter of the model, frozen ones and adapters included."""
-        return self.adapter.weights(self.family.weights(self.model), self.model.heads)
+        return self.frozen.weights(self.adapter.weights(self.family.weights(self.model), self.model.heads))
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -165,7 +167,7 @@ class Plan:
     def kernel(self) -> str:
         """The attention kernel: for ``auto`` the first that scaled_dot_product_attention can use.
 
-        Flash is 16-bit only on CUDA and has no dropout on the CPU (aten/src/ATen/native/transformers/
+        Flash is 16-bit only on CUDA, has no dropout on the CPU, and takes values only as wide as keys (aten/src/ATen/native/transformers/
         cuda/sdp_utils.cpp and sdp_utils_cpp.cpp).
         """
         if self.attention != "auto" or self.family.written_out:
@@ -173,8 +175,9 @@ class Plan:
         if self.model.written_out:
             return "eager"
         if self.device == "cpu":
-            return "math" if self.dropout else "flash"
-        return "efficient" if self.precision_row.compute == "float32" else "flash"
+            drops = self.dropout and self.family.drops_shares
+            return "math" if drops or self.model.uneven else "flash"
+        return "efficient" if self.precision_row.compute == "float32" or self.model.uneven else "flash"
 
     @property
     def reduce_dtype(self) -> str:

@@ -41,9 +41,17 @@ def build(cls: type, fields: Any, source: str) -> Any:
     fields = {
         key: tuple(value) if key in tuples and isinstance(value, list) else value for key, value in fields.items()
     }
+    for name in tuples & set(fields):
+        item = typing.get_args(_hints(cls)[name])[0]
+        if dataclasses.is_dataclass(item) and isinstance(fields[name], tuple):
+            fields[name] = tuple(
+                each if isinstance(each, item) else build(item, each, f"{source}: {name} {i}")  # type: ignore[arg-type]
+                for i, each in enumerate(fields[name])
+            )
     for name, kind in _hints(cls).items():
-        if name in fields and dataclasses.is_dataclass(kind) and not isinstance(fields[name], kind):  # type: ignore[arg-type]
-            fields[name] = build(kind, fields[name], f"{source}: {name}")  # type: ignore[arg-type]
+        inner = _record(kind)
+        if name in fields and inner and not _is_a(fields[name], kind):
+            fields[name] = build(inner, fields[name], f"{source}: {name}")
         if name in fields and not _is_a(fields[name], kind):
             raise FileError(f"{source}: {name} is {_refusal(fields[name], kind)}")
     try:
@@ -57,6 +65,11 @@ def build(cls: type, fields: Any, source: str) -> Any:
 @cache
 def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
+
+
+def _record(kind: Any) -> Any:
+    """The dataclass that a field holds, or may hold beside None; None where there is none."""
+    return next((part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)), None)
 
 
 def _is_a(value: Any, kind: Any) -> bool:
@@ -78,6 +91,7 @@ def _refusal(value: Any, kind: Any) -> str:
     if kind is int and isinstance(value, int) and not isinstance(value, bool):
         return f"{shorten(value)}, which is more than 1e18"
     if typing.get_origin(kind) is tuple:
-        return f"{shorten(value)}, which is not a list, each of it {_NAMES[typing.get_args(kind)[0]]}"
+        item = typing.get_args(kind)[0]
+        return f"{shorten(value)}, which is not a list, each of it {_NAMES.get(item, item.__name__)}"
     name = _NAMES.get(kind) or getattr(kind, "__name__", str(kind)).replace("|", "or")
     return f"{shorten(value)}, which is not {name}"

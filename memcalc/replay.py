@@ -105,7 +105,8 @@ def replay(
             )
             break
         live[ident] = block
-        peak_allocated = max(peak_allocated, allocator.allocated - waiting)
+        if allocator.allocated - waiting > peak_allocated:
+            peak_allocated = allocator.allocated - waiting
         if allocator.reserved > peak_reserved:
             peak_reserved, segments = allocator.reserved, allocator.segments
             by_stream = dict(allocator.by_stream)

@@ -128,18 +128,19 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     update = moments.index(_STEP) if _STEP in moments else len(body)
     before, after = delayed(plan, timeline.names, body[:update]), body[update:]
     for step in range(1, steps + 1):
+        first, moved = step == 1, step * size
         for index, (ident, delta) in enumerate([*before, *after]):
-            if step == 1 and index == len(before):
+            if first and index == len(before):
                 events += states
-            if step == 1 and ident in first_gradients:
+            if first and ident in first_gradients:
                 if delta > 0:
                     events.append((first_gradients[ident], delta))
             elif ident in made:
-                events.append((ident + step * size, delta))
-                if step > 1 and delta > 0 and ident in replaced:
-                    events.append((replaced[ident] + (step - 1) * size, -delta))
-            elif step > 1 and ident in inherited:
-                events.append((inherited[ident] + (step - 1) * size, delta))
+                events.append((ident + moved, delta))
+                if not first and delta > 0 and ident in replaced:
+                    events.append((replaced[ident] + moved - size, -delta))
+            elif not first and ident in inherited:
+                events.append((inherited[ident] + moved - size, delta))
         if step == 1 and not after:
             events += states
     return events
@@ -168,26 +169,36 @@ def _first_gradients(timeline: Timeline, construction: list[Event], body: list[E
     The ident of a gradient that later steps add to the kept one and free, and the ident of that one. Where it lies
     in memory was decided in the first backward, among activations, and all later ones have to do with it.
     """
-    gradients = CATEGORIES.index("gradients")
-    kinds = dict(zip(timeline.ident.tolist(), timeline.category.tolist(), strict=True))
-    kept = {timeline.names[ident]: (ident, size) for ident, size in construction if kinds[ident] == gradients}
+    gradients = set(timeline.ident[timeline.category == CATEGORIES.index("gradients")].tolist())
+    kept = {timeline.names[ident]: (ident, size) for ident, size in construction if ident in gradients}
+    if not kept:
+        return {}
     freed = {ident for ident, size in body if size < 0}
     found = {}
     for ident, size in body:
         name = timeline.names[ident]
-        if kinds[ident] == gradients and size > 0 and ident in freed and kept.get(name, (0, 0))[1] == size:
+        if ident in gradients and size > 0 and ident in freed and kept.get(name, (0, 0))[1] == size:
             found[ident] = kept.pop(name)[0]
     return found
 
 
 def _inheritance(timeline: Timeline, body: list[Event]) -> dict[int, int]:
-    """What a step frees without having made it: the ident, and that of its like which the step before has left."""
-    made = [ident for ident, delta in body if delta > 0]
-    freed = [ident for ident, delta in body if delta < 0]
+    """What a step frees without having made it: the ident, and that of its like which the step before has left.
+
+    Its like has its name, and its size where several have. In a ledger there always is one; what a real step frees for
+    good, like the empty gradients of before, has none.
+    """
+    made = {ident: delta for ident, delta in body if delta > 0}
+    freed = {ident: -delta for ident, delta in body if delta < 0}
     left = defaultdict(list)
-    for ident in sorted(set(made) - set(freed)):
+    for ident in sorted(made.keys() - freed.keys()):
         left[timeline.names[ident]].append(ident)
-    return {ident: left[timeline.names[ident]].pop(0) for ident in sorted(set(freed) - set(made))}
+    found = {}
+    for ident in sorted(freed.keys() - made.keys()):
+        if like := left[timeline.names[ident]]:
+            found[ident] = next((each for each in like if made[each] == freed[ident]), like[0])
+            like.remove(found[ident])
+    return found
 
 
 def _replaced(timeline: Timeline, body: list[Event], inherited: set[int]) -> dict[int, int]:
@@ -196,12 +207,15 @@ def _replaced(timeline: Timeline, body: list[Event], inherited: set[int]) -> dic
     As outputs in the buffers of a pipeline's engine: the first of the next step takes the place of the first left.
     """
     freed = {ident for ident, delta in body if delta < 0}
-    made = defaultdict(list)
+    left = defaultdict(list)
     for ident, delta in body:
-        if delta > 0:
-            made[timeline.names[ident]].append(ident)
+        if delta > 0 and ident not in freed and ident not in inherited:
+            left[timeline.names[ident]].append(ident)
+    if not left:
+        return {}
     found: dict[int, int] = {}
-    for idents in made.values():
-        left = [ident for ident in idents if ident not in freed and ident not in inherited]
-        found.update(zip(idents, left, strict=False))
+    taken = {name: iter(idents) for name, idents in left.items()}
+    for ident, delta in body:
+        if delta > 0 and (name := timeline.names[ident]) in taken and (one := next(taken[name], None)) is not None:
+            found[ident] = one
     return found

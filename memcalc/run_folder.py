@@ -6,6 +6,7 @@ OUT/training.json           how it is trained: data, steps, seed, learning rate,
 OUT/logs/torchrun.log       what torchrun said (torchrun-node-R.log on machine R); rank-R.log is what rank R said
 OUT/errors/rank-R.json      why rank R failed, when it did
 OUT/next-plan.json          after an OOM: a plan that should fit
+OUT/rehearsal.json          of a module: its estimate
 OUT/measured/, run.json     memory by rank and moment; losses, speed, versions
 OUT/checkpoints/step-N/     sharded checkpoints
 OUT/weights/model.safetensors   the final weights
@@ -30,9 +31,11 @@ from memcalc.training import Training
 from memcalc.units import format_bytes
 
 __all__ = [
-    "COMPLETE", "check_folder", "check_space", "continued", "drop_old", "held", "newest_checkpoint", "prepare",
+    "COMPLETE", "REHEARSAL", "check_folder", "check_space", "continued", "drop_old", "held", "newest_checkpoint", "prepare",
 ]  # fmt: skip
 
+REHEARSAL = "rehearsal.json"
+"""What a module's own code takes, where the run is of one."""
 COMPLETE = "done.json"
 """The file that a checkpoint's folder gets last; without it the folder does not count."""
 

@@ -71,6 +71,11 @@ def search(
     Weights stay in float32 unless asked otherwise: a GPU with bfloat16 gets amp-bf16, an older one with tensor
     cores amp-fp16, a CPU fp32. Pure 16-bit training changes what is learned, so it is never chosen unasked.
     """
+    if base.model.module.factory:
+        raise PlanError(
+            f"what {base.model.name} keeps is known from a rehearsal of each plan only, too slow to search among hundreds: "
+            "compare some with memcalc estimate --module, by --strategy, --checkpointing and --batch-size"
+        )
     if base.layout.model_parallel * base.layout.expert > 1:
         raise PlanError(
             "a recommendation is among strategies on equal ranks; leave out tensor, context, pipeline and expert parallel, "

@@ -25,17 +25,18 @@ def check_fields(plan: Plan) -> None:
     for field in ("micro_batch", "tokens", "checkpoint_every"):
         _at_least(field, getattr(plan, field), 0)
     # Past these a number is a slip, and a ledger would take minutes.
-    for field, value, most in (("ranks", plan.ranks, 10**6), ("layers", plan.model.layers, 10**4)):
-        if value > most:
-            raise PlanError(f"{field} {value} must be at most {most}")
+    most = {"ranks": (plan.ranks, 10**6), "layers": (plan.model.layers, 10**4), "bucket mb": (plan.bucket_mb, 10**6)}
+    for field, (value, limit) in most.items():
+        if value > limit:
+            raise PlanError(f"{field} {value} must be at most {limit}")
     if not 0 <= plan.dropout < 1:
         raise PlanError(f"dropout {plan.dropout} must be at least 0 and below 1")
     choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS, "loss_dtype": LOSSES}
     for field, known in choices.items():
         if getattr(plan, field) not in known:
             raise UnknownNameError(field.replace("_", " "), getattr(plan, field), known)
-    if plan.torch_version < (1, 12):
-        raise PlanError(f"torch {plan.torch} is older than 1.12, the oldest version memcalc knows")
+    if plan.torch_version < (1, 10):
+        raise PlanError(f"torch {plan.torch} is older than 1.10, the oldest version memcalc knows")
     # Looking a name up refuses an unknown one.
     _ = plan.strategy_row, plan.precision_row, plan.optimizer_row, plan.gpu_row, plan.family
     _ = plan.allocator_options
@@ -50,7 +51,7 @@ def check_attention(plan: Plan) -> None:
         raise PlanError(
             "flash attention on CUDA computes in 16 bit, not float32; take --attention efficient or amp-bf16"
         )
-    if plan.attention == "flash" and plan.device == "cpu" and plan.dropout:
+    if plan.attention == "flash" and plan.device == "cpu" and plan.dropout and plan.family.drops_shares:
         raise PlanError(f"flash attention on the CPU has no dropout (dropout {plan.dropout}); take --attention math")
     if plan.attention == "efficient" and plan.device == "cpu":
         raise PlanError("efficient attention runs on CUDA only; on the CPU take flash, math or eager")

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from memcalc.errors import RunError
 
-__all__ = ["GRACE_SECONDS", "Stopped", "supervise"]
+__all__ = ["GRACE_SECONDS", "Stopped", "die_with_parent", "supervise"]
 
 GRACE_SECONDS = 32.0
 """How long a run that was told to stop may take to do so before it is killed: more than torchrun gives its ranks, 30 s."""
@@ -67,7 +67,7 @@ def supervise(
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                preexec_fn=_die_with_parent(),
+                preexec_fn=die_with_parent(),
             )
         except OSError as error:
             raise RunError(f"{command[0]} cannot be started: {error.strerror}") from None
@@ -106,7 +106,7 @@ def _stop_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _die_with_parent() -> Callable[[], None] | None:
+def die_with_parent() -> Callable[[], None] | None:
     """What the child runs first so that it gets SIGTERM when this process is gone; Linux only."""
     try:
         import ctypes

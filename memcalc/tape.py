@@ -55,6 +55,12 @@ class Tape(Autograd):
         self.autocast = weight_dtype != compute_dtype
         self.shared: dict[str, dict[str, Tensor]] = {}
         """Tensors that blocks take besides the residual stream, by part of the model; a family fills and empties it."""
+        self.sensed: Tensor | None = None
+        """What the micro batch has beside its tokens: images, frames of sound."""
+        self.returned: list[object] = []
+        """What the model returns beside its output; it lives until the loss is there."""
+        self.keeps_softmax_input = False
+        """Softmax and log-softmax save their input beside their output, as torch up to 1.10 did."""
         self.float8 = "none"
         """How products inside blocks are cast to 8 bit (memcalc/compute.py)."""
         self.head: tuple[str, str] | None = None
@@ -96,6 +102,15 @@ class Tape(Autograd):
                 return copy, self.node([weight], backward)
             self._casts[weight.name] = copy, self.node([weight], backward)
         return self._casts[weight.name]
+
+    @contextmanager
+    def unread(self) -> Iterator[None]:
+        """What is recorded here has no way to the loss, and lives as long as what the model returns."""
+        outer, self._nodes = self._nodes, []
+        uses = dict(self._uses)
+        yield
+        self.returned += self._nodes
+        self._nodes, self._uses = outer, uses
 
     def leaf(self, x: Tensor) -> Tensor:
         """``x.requires_grad_()``: from here on gradients flow to ``x``, and no further."""

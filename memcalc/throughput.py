@@ -16,9 +16,9 @@ from memcalc.coefficients import COEFFICIENTS
 from memcalc.hardware import GPUS, Gpu
 from memcalc.models import FAMILIES, Model
 from memcalc.optimizers import OPTIMIZERS
-from memcalc.parallel import ROOT_UNIT, shard_units
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
+from memcalc.traffic import collectives, units
 
 __all__ = ["Hardware", "StepTime", "hardware_of", "step_time"]
 
@@ -37,7 +37,9 @@ class Hardware:
     efficiency: float
     memory_bandwidth: float
     link: float
-    """What one rank sends to its neighbour in the ring, one direction."""
+    """What one rank sends to its neighbour in the ring, one direction, where the ring goes through all machines."""
+    inside: float
+    """The same within a machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,13 +133,6 @@ def _state_bytes(model: Model, optimizer: str, dtype: str) -> int:
     return sum(sum(OPTIMIZERS[optimizer].state_bytes(w, dtype)) for w in FAMILIES[model.family].weights(model))
 
 
-@lru_cache(maxsize=64)
-def _units(model: Model, every: int) -> tuple[int, int]:
-    """(parameters of the root unit, number of units): the root is gathered once for forward and backward."""
-    units = shard_units(FAMILIES[model.family].weights(model), every)
-    return sum(w.numel for w in units[ROOT_UNIT]), len(units)
-
-
 def hardware_of(plan: Plan) -> Hardware:
     """The speeds of one rank of a plan; on a CPU one core is one rank. Raises nothing.
 
@@ -147,7 +142,7 @@ def hardware_of(plan: Plan) -> Hardware:
         flops = _value("cpu-core-flops")
         return Hardware(
             name="one CPU core", flops=dict.fromkeys(("float32", "bfloat16", "float16"), flops), efficiency=1.0,
-            memory_bandwidth=_value("cpu-memory-bandwidth"), link=_value("cpu-link"),
+            memory_bandwidth=_value("cpu-memory-bandwidth"), link=_value("cpu-link"), inside=_value("cpu-link"),
         )  # fmt: skip
     gpu = plan.gpu_row or GPUS["a100"]
     link = gpu.link_bandwidth * _value("link-efficiency")
@@ -157,6 +152,7 @@ def hardware_of(plan: Plan) -> Hardware:
         efficiency=_value(f"efficiency-{_generation(gpu)}"),
         memory_bandwidth=gpu.memory_bandwidth,
         link=min(link, _value("node-link")) if plan.nodes > 1 else link,
+        inside=link,
     )
 
 
@@ -184,11 +180,14 @@ def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
     micro_host, micro_hooks = _host(plan, work), _hooks(plan)
     micro = max(micro_compute + micro_again, micro_traffic, micro_host)
     busy = plan.accumulation * micro
-    hideable, bare = _sent(plan, work)
-    hideable, bare = hideable / hardware.link, bare / hardware.link + _broadcasts(plan, work)
-    overlap = _value("overlap-fsdp" if plan.strategy_row.backend.startswith("fsdp") else "overlap-ddp")
+    sent = collectives(plan)
+    seconds = [each.sent / (hardware.inside if each.inside else hardware.link) for each in sent]
+    hideable = sum(time for each, time in zip(sent, seconds, strict=True) if each.hideable)
+    bare = sum(seconds) - hideable + _broadcasts(plan, work)
+    gathers, by_units = plan.strategy_row.shards_parameters, plan.strategy_row.backend.startswith("fsdp")
+    overlap = _value("overlap-fsdp" if gathers or by_units else "overlap-ddp")
     # Gathers go on through the whole step; all-reduces only in the backward pass of the last micro batch.
-    window = busy if plan.strategy_row.gathers else micro * (2 * forward + again) / (3 * forward + again or 1)
+    window = busy if gathers else micro * (2 * forward + again) / (3 * forward + again or 1)
     exposed = (1 - overlap) * hideable + max(0.0, overlap * hideable - window) + bare
     update = _update(plan, work, hardware)
     return StepTime(
@@ -227,40 +226,27 @@ def _forward_flops(plan: Plan, work: _Work) -> tuple[float, float]:
 def _host(plan: Plan, work: _Work) -> float:
     """Seconds Python needs to start the operations of one micro batch."""
     passes = 3 + (1 if plan.checkpoint_every else 0)
-    operations = passes * work.layers * (_OPERATIONS.get(plan.model.family, 1) + 6 * plan.model.experts)
+    operations = (
+        passes
+        * work.layers
+        * (_OPERATIONS.get(plan.model.family, 1) + 6 * plan.model.experts * (not plan.model.stacked))
+    )
     return operations * _value("launch-seconds")
 
 
 def _hooks(plan: Plan) -> float:
     """Seconds FSDP's hooks add to one micro batch."""
-    name = f"unit-seconds-{plan.strategy}"
+    name = (
+        f"unit-seconds-{plan.strategy.replace('fsdp-hybrid-shard-grad', 'fsdp-shard-grad').replace('hybrid', 'full')}"
+    )
     if plan.ranks == 1 or name not in COEFFICIENTS:
         return 0.0
-    _, units = _units(plan.model, max(plan.checkpoint_every, 1))
-    return units * _value(name)
-
-
-def _sent(plan: Plan, work: _Work) -> tuple[float, float]:
-    """Bytes one rank sends in a step: what can hide behind compute, and what cannot.
-
-    In units of all parameters, times (N-1)/N in a ring (Rajbhandari et al. 2020, section 7): an all-reduce is 2,
-    a gather or a reduce-scatter 1. DDP syncs once a step; FSDP gathers in every micro batch.
-    """
-    row, ring = plan.strategy_row, (plan.ranks - 1) / plan.ranks
-    full, low = DTYPE_BYTES[plan.precision_row.weights], DTYPE_BYTES[plan.precision_row.compute]
-    if plan.ranks == 1:
-        return 0.0, 0.0
-    if not row.gathers:
-        # ZeroRedundancyOptimizer broadcasts the updated weights when nothing is left to hide behind.
-        bare = work.parameters * full if row.shards_optimizer else 0
-        return 2 * work.parameters * full * ring, bare * ring
-    root, _ = _units(plan.model, max(plan.checkpoint_every, 1))
-    gathered = work.parameters + (work.parameters - root if row.reshards else 0)
-    return (plan.accumulation * gathered * low + work.parameters * full) * ring, 0.0
+    _, count = units(plan.model, max(plan.checkpoint_every, 1))
+    return count * _value(name)
 
 
 def _broadcasts(plan: Plan, work: _Work) -> float:
-    alone = plan.ranks > 1 and plan.strategy_row.shards_optimizer and not plan.strategy_row.gathers
+    alone = plan.ranks > 1 and plan.strategy == "zero-1"  # tensor by tensor; DeepSpeed and Megatron gather buckets
     return work.tensors * _value("broadcast-seconds") if alone else 0.0
 
 

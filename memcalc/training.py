@@ -10,6 +10,7 @@ from typing import Any
 
 from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json, write_text
+from memcalc.rates import read_schedule
 
 __all__ = ["TRAINING_VERSION", "Training"]
 
@@ -48,6 +49,9 @@ class Training:
     """How many first steps are metered; 0 meters nothing. One alone lacks what lives from the second step on."""
     keep_checkpoints: int = 0
     """How many of the newest checkpoints stay; 0 keeps all."""
+    schedule: str = ""
+    """The learning rate by step, as DeepSpeed's files say it, in JSON: ``{"type": "WarmupLR", "warmup_num_steps": 500}``.
+    Blank is the loop's own: up in a line, then down in a cosine."""
     accelerate: bool = False
     """The strategy is put around the model by accelerate."""
     resume: bool = False
@@ -68,6 +72,8 @@ class Training:
             raise InputError(f"learning rate {self.learning_rate} must be above 0 and at most {_FASTEST:g}, like 3e-4")
         if not 0 <= self.clip < math.inf:
             raise InputError(f"clip {self.clip} must be at least 0 (0 switches it off) and finite")
+        if self.schedule:
+            read_schedule(self.schedule, self.learning_rate, self.steps)
         if self.data is not None and not self.data.exists():
             raise FileError(f"data {self.data} does not exist; give a text file, a folder, or leave --data out")
         if self.tokenizer is not None and not self.tokenizer.is_file():
@@ -88,6 +94,7 @@ class Training:
         for name in ("data", "tokenizer"):
             if getattr(self, name) is not None:
                 words += [f"--{name}", str(getattr(self, name))]
+        words += ["--schedule", self.schedule] if self.schedule else []
         return words + [f"--{name}" for name in ("accelerate", "resume") if getattr(self, name)]
 
     def as_saved(self) -> dict[str, Any]:
@@ -111,11 +118,14 @@ class Training:
         return found | paths
 
     def rate_at(self, step: int) -> float:
-        """Learning rate: up in a line over the first tenth, at most 100 steps, then down in a cosine to a tenth.
+        """Learning rate: that of the schedule, or up in a line over the first tenth, at most 100 steps, then down in a
+        cosine to a tenth.
 
         >>> [round(Training(steps=20, learning_rate=1.0).rate_at(step), 2) for step in (0, 1, 2, 11, 20)]
         [0.5, 1.0, 1.0, 0.55, 0.1]
         """
+        if self.schedule:
+            return read_schedule(self.schedule, self.learning_rate, self.steps)(step)
         warmup = min(self.steps // 10, 100)
         if step < warmup:
             return self.learning_rate * (step + 1) / warmup

@@ -10,8 +10,10 @@ from memcalc.models import MODELS, Model
 
 __all__ = [
     "berts",
+    "clips",
     "decoders",
     "gpt2s",
+    "latents",
     "llamas",
     "megatrons",
     "mlps",
@@ -24,6 +26,7 @@ __all__ = [
     "t5s",
     "token_models",
     "vits",
+    "whispers",
 ]
 
 
@@ -61,11 +64,15 @@ def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
     side_by_side = draw(st.integers(0, 2))
     norm = draw(st.sampled_from(["", "rms", "layer"]))
     parts = st.sets(st.sampled_from(["qkv", "out", "mlp", "head", *["norm"] * (norm == "layer")]))
+    gated = draw(st.booleans())
+    after = draw(st.sampled_from(["", "post_norm", "norm_after"])) if not side_by_side else ""
     return dataclasses.replace(
         model, name="drawn-decoder", family="decoder", norm=norm,
-        activation=draw(st.sampled_from(["", "silu", "gelu", "relu"])), gated=draw(st.booleans()), positions=positions,
+        activation=draw(st.sampled_from(["", "silu", "gelu", "relu"])), gated=gated, positions=positions,
         rotary_dim=draw(st.sampled_from([0, 4])), side_by_side=side_by_side, biases=tuple(sorted(draw(parts))),
-        post_norm=not side_by_side and draw(st.booleans()), embedding_norm=draw(st.booleans()),
+        post_norm=after == "post_norm", norm_after=after == "norm_after", embedding_norm=draw(st.booleans()),
+        fused_gate_up=gated and draw(st.booleans()), embedding_dim=draw(st.sampled_from([0, 0, 12])),
+        head_major=draw(st.booleans()),
         scaled=tuple(sorted(draw(st.sets(st.sampled_from(["embedding", "residual", "logits"]))))),
         capped=tuple(sorted(draw(st.sets(st.sampled_from(["attention", "logits"]))))),
     )  # fmt: skip
@@ -73,19 +80,40 @@ def decoders(draw: st.DrawFn, max_layers: int = 2) -> Model:
 
 @st.composite
 def berts(draw: st.DrawFn, max_layers: int = 3) -> Model:
-    """BERT models of up to ``max_layers`` blocks, of masked words or classes."""
+    """BERT models of up to ``max_layers`` blocks, with each head, and its relatives."""
     model = draw(gpt2s(max_layers))
-    types, classes = draw(st.integers(1, 3)), draw(st.sampled_from([0, 0, 5]))
-    return dataclasses.replace(model, name="drawn-bert", family="bert", types=types, classes=classes)
+    types, classes = draw(st.integers(0, 3)), draw(st.sampled_from([0, 0, 5]))
+    heads = ["", "tokens", "spans"] if classes else ["", "", "pretraining", "replaced", "pooled", "bare"]
+    offset = draw(st.sampled_from([0, 2]))
+    return dataclasses.replace(
+        model, name="drawn-bert", family="bert", types=types, classes=classes, head=draw(st.sampled_from(heads)),
+        position_offset=offset, context=model.context + offset, embedding_dim=draw(st.sampled_from([0, 0, 7])),
+    )  # fmt: skip
 
 
 @st.composite
 def moes(draw: st.DrawFn, max_layers: int = 2) -> Model:
-    """Llama with a mixture of up to five experts, and a shared one or none."""
-    experts = draw(st.integers(1, 5))
+    """Llama with a mixture of up to five experts, a shared one or none, dense blocks, and latent attention or its own."""
+    experts, shared_ffn = draw(st.integers(1, 5)), draw(st.sampled_from([0, 7, 64]))
+    model = draw(st.one_of(llamas(max_layers), latents(max_layers)))
+    dense = draw(st.sampled_from([(), (), (0,), (1, 5)]))
     return dataclasses.replace(
-        draw(llamas(max_layers)), name="drawn-moe", family="moe", tied=False, experts=experts, top_k=draw(st.integers(1, experts)),
-        shared_ffn=draw(st.sampled_from([0, 7, 64])),
+        model, name="drawn-moe", family="moe", experts=experts, top_k=draw(st.integers(1, experts)),
+        shared_ffn=shared_ffn, shared_gate=bool(shared_ffn) and draw(st.booleans()), dense_layers=dense,
+        dense_ffn=50 * bool(dense), wide_router=draw(st.booleans()), stacked=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
+def latents(draw: st.DrawFn, max_layers: int = 2) -> Model:
+    """Decoders with latent attention, whose values are as wide as keys or not."""
+    heads = draw(st.sampled_from([1, 2, 4]))
+    return Model(
+        name="drawn-latent", family="decoder", layers=draw(st.integers(1, max_layers)), hidden=draw(st.integers(4, 60)),
+        heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)), vocab=draw(st.integers(2, 300)), gated=True,
+        context=draw(st.sampled_from([8, 16, 33])), head_dim=draw(st.sampled_from([10, 16])), rotary_dim=4,
+        value_dim=draw(st.sampled_from([5, 10, 16])), q_lora=draw(st.sampled_from([0, 9])), kv_lora=draw(st.integers(1, 20)),
+        biases=draw(st.sampled_from([(), ("qkv", "out")])), tied=draw(st.booleans()),
     )  # fmt: skip
 
 
@@ -97,7 +125,32 @@ def vits(draw: st.DrawFn, max_layers: int = 3) -> Model:
     return Model(
         name="drawn-vit", family="vit", layers=draw(st.integers(1, max_layers)), hidden=heads * draw(st.integers(2, 24)),
         heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)), image=image, channels=channels, patch=patch,
-        features=channels * image**2, classes=draw(st.integers(1, 20)),
+        features=channels * image**2, classes=draw(st.integers(1, 20)), separate_qkv=draw(st.booleans()),
+    )  # fmt: skip
+
+
+@st.composite
+def clips(draw: st.DrawFn) -> Model:
+    """CLIP's vision tower."""
+    model = draw(vits())
+    activation = draw(st.sampled_from(["quick_gelu", "gelu", "relu"]))
+    return dataclasses.replace(
+        model, name="drawn-clip", family="clip", classes=0, head="pooled", separate_qkv=False, activation=activation
+    )
+
+
+@st.composite
+def whispers(draw: st.DrawFn) -> Model:
+    """Whisper and mBART with two encoder blocks, and heads and widths of each side's own."""
+    heads, family = draw(st.sampled_from([1, 2])), draw(st.sampled_from(["whisper", "mbart"]))
+    offset, hears = 2 * (family == "mbart"), family == "whisper"
+    return Model(
+        name=f"drawn-{family}", family=family, layers=2, decoder_layers=draw(st.integers(1, 2)),
+        hidden=heads * draw(st.sampled_from([8, 16])), heads=heads, decoder_heads=draw(st.sampled_from([0, 2 * heads])),
+        ffn=draw(st.integers(1, 99)), decoder_ffn=draw(st.sampled_from([0, 9])), vocab=draw(st.integers(2, 300)),
+        context=draw(st.sampled_from([8, 16])) + offset, position_offset=offset, tied=draw(st.booleans()),
+        channels=4 * hears, encoder_tokens=draw(st.sampled_from([8, 20])) * hears, embedding_norm=not hears,
+        scaled=draw(st.sampled_from([(), ("embedding",)])),
     )  # fmt: skip
 
 
@@ -165,12 +218,12 @@ def megatrons(draw: st.DrawFn, max_layers: int = 2) -> Model:
 
 def token_models() -> st.SearchStrategy[Model]:
     """Models that read tokens."""
-    return st.one_of(gpt2s(), llamas(), decoders(), berts(), moes())
+    return st.one_of(gpt2s(), llamas(), decoders(), latents(), berts(), moes())
 
 
 def shaped_models() -> st.SearchStrategy[Model]:
     """Models whose every tensor is known."""
-    return st.one_of(token_models(), t5s(), vits(), resnets(), mlps())
+    return st.one_of(token_models(), t5s(), whispers(), vits(), clips(), resnets(), mlps())
 
 
 def models() -> st.SearchStrategy[Model]:

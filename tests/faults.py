@@ -30,6 +30,12 @@ class Fault:
 
 FAULTS = [
     Fault(
+        name="the softmax of torch 1.10 does not keep its input",
+        file="attention.py",
+        right="t.save(node, *([scores.storage] if t.keeps_softmax_input else []))",
+        wrong="t.save(node)",
+    ),
+    Fault(
         name="a linear layer does not keep its input",
         file="ops.py",
         right="t.save(node, *([factor.storage] if to_weight is not None else []), ",
@@ -56,7 +62,7 @@ FAULTS = [
     Fault(
         name="what a pipeline's engine holds on to piles up from step to step",
         file="reserved.py",
-        right="if step > 1 and delta > 0 and ident in replaced:",
+        right="if not first and delta > 0 and ident in replaced:",
         wrong="if False:",
     ),
     Fault(
@@ -122,8 +128,8 @@ FAULTS = [
     Fault(
         name="keys and values are not repeated when asked",
         file="attention.py",
-        right='if k.shape != q.shape and (repeat or kind != "flash"):',
-        wrong='if k.shape != q.shape and kind != "flash":',
+        right='if k.shape[-1] != q.shape[-1] and (repeat or kind != "flash"):',
+        wrong='if k.shape[-1] != q.shape[-1] and kind != "flash":',
     ),
     Fault(
         name="capped scores keep no tanh",
@@ -138,10 +144,22 @@ FAULTS = [
         wrong='return model.head_width if model.positions in ("", "rotary") else 0',
     ),
     Fault(
+        name="TorchScript's softmax keeps nothing of its input",
+        file="softmaxes.py",
+        right="t.save(node, masked, shares.storage)",
+        wrong="t.save(node, shares.storage)",
+    ),
+    Fault(
+        name="OPT's maximum of scores keeps nothing",
+        file="softmaxes.py",
+        right="t.save(node, scores.storage)",
+        wrong="pass",
+    ),
+    Fault(
         name="a bias of queries, keys and values is forgotten",
-        file="models/decoder.py",
-        right='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "qkv")',
-        wrong='found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "")',
+        file="models/decoder_weights.py",
+        right='found += _linear(model, f"{name}.{part}", (rows, h), block, "qkv")',
+        wrong='found += _linear(model, f"{name}.{part}", (rows, h), block, "")',
     ),
     Fault(
         name="pooling keeps no indices",
@@ -640,5 +658,89 @@ FAULTS = [
         file="parallel/megatron.py",
         right="if rank == 0]",
         wrong="if rank >= 0]",
+    ),
+    Fault(
+        name="FSDP leaves images in float32",
+        file="ledger.py",
+        right='self.plan.strategy_row.gathers and plan.family.reads != "tokens"',
+        wrong='self.plan.strategy_row.gathers and plan.family.reads == "features"',
+    ),
+    Fault(
+        name="a gather is gone before the next is copied out",
+        file="parallel/fully_shard.py",
+        right="        self._copy_out(unit)\n        self.last_gather = self.gathered",
+        wrong="        self.last_gather = None\n        self._copy_out(unit)\n        self.last_gather = self.gathered",
+    ),
+    Fault(
+        name="a rehearsal on fake tensors has no workspaces",
+        file="rehearsal.py",
+        right='if device == "fake" and (kept := workspaces(plan)):',
+        wrong='if device == "none" and (kept := workspaces(plan)):',
+    ),
+    Fault(
+        name="a plan that its rehearsal refuses is taken",
+        file="confirmation.py",
+        right="return self.needed <= self.limit",
+        wrong="return self.needed > 0",
+    ),
+    Fault(
+        name="what a ring lost is not found in the segments",
+        file="snapshot_timeline.py",
+        right="for entry, frames in _older(snapshot, set(final)):",
+        wrong="for entry, frames in _older(snapshot, set(final))[:0]:",
+    ),
+    Fault(
+        name="what outlives backward is no gradient",
+        file="snapshot_timeline.py",
+        right="name = source.passing if passing else source.lasting",
+        wrong="name = source.passing",
+    ),
+    Fault(
+        name="a pickle's keys may be anything",
+        file="plain_pickle.py",
+        right="if not all(type(key) is str for key in keys):",
+        wrong="if False:",
+    ),
+    Fault(
+        name="stage 2 sends gradients once a step",
+        file="traffic.py",
+        right="times = plan.accumulation if stage >= 2 else 1",
+        wrong="times = 1",
+    ),
+    Fault(
+        name="frozen weights have gradients to send",
+        file="traffic.py",
+        right="return sum(w.numel for w in weights if w.trainable), sum(",
+        wrong="return sum(w.numel for w in weights), sum(",
+    ),
+    Fault(
+        name="hybrid shards travel between machines",
+        file="traffic.py",
+        right="inside = copies > 1 and plan.shards <= plan.ranks // plan.nodes",
+        wrong="inside = False",
+    ),
+    Fault(
+        name="an unknown key of a launch file is passed over",
+        file="configs/keys.py",
+        right='    raise FileError(f"{name}: unknown key {shorten(path)}{hint}")',
+        wrong='    return f"{name}: unknown key {shorten(path)}{hint}"',
+    ),
+    Fault(
+        name="a batch that is no product is taken",
+        file="configs/batch.py",
+        right="        if train != micro * rounds * ranks:",
+        wrong="        if False:",
+    ),
+    Fault(
+        name="parameters are offloaded where DeepSpeed does not",
+        file="configs/deepspeed_json.py",
+        right='        if places[part] != "none" and stage < least:',
+        wrong="        if False:",
+    ),
+    Fault(
+        name="a launch file is written that says another plan",
+        file="configs/write.py",
+        right="        if again[name] != value:",
+        wrong="        if False:",
     ),
 ]

@@ -19,7 +19,13 @@ from faults import FAULTS, Fault
 ROOT = Path(__file__).resolve().parent.parent
 # What starts processes or reads the sources says nothing about the numbers.
 SKIPPED = ["trainers", "benchmarks", "test_docs.py", "test_imports.py", "test_launch.py", "test_machine.py"]
-SKIPPED += ["test_launch_torchrun.py", "test_mutation.py", "test_run_folder.py", "test_supervise.py"]
+SKIPPED += [
+    "test_launch_torchrun.py",
+    "test_mutation.py",
+    "test_run_folder.py",
+    "test_supervise.py",
+    "test_launch_failures.py",
+]
 TESTS = ["memcalc", "tests", *(f"--ignore=tests/{name}" for name in SKIPPED)]
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *TESTS]
 

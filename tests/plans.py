@@ -10,21 +10,20 @@ import dataclasses
 from hypothesis import strategies as st
 
 from memcalc.adapters import FIRST_PROMPTED, PROMPTED, TARGETS, Adapter
-from memcalc.checkpointing import POLICIES, Checkpointing
+from memcalc.checkpointing import Checkpointing
 from memcalc.compute import FLOAT8, Compute
-from memcalc.deepspeed import DeepSpeed
 from memcalc.fsdp import Fsdp
 from memcalc.implementation import Implementation
 from memcalc.layout import Layout
-from memcalc.loss import LOSS_FORMS, Loss
+from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
 from memcalc.offload import Offload
-from memcalc.optimizers import OPTIMIZERS, Optimizer
+from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.quantised import QUANTISED
 from memcalc.strategies import STRATEGIES
-from memcalc.update import Update
+from tests.drawn_fields import checkpointings, deepspeeds, losses, offloads, updates
 from tests.drawn_models import gpt2s, llamas, megatrons, models
 
 __all__ = [
@@ -32,24 +31,19 @@ __all__ = [
     "DROPOUT",
     "adapters",
     "attentions",
-    "checkpointings",
-    "deepspeeds",
     "divided",
     "fsdps",
     "implementations",
-    "losses",
-    "offloads",
     "pipelines",
     "plans",
     "precisions",
-    "updates",
     "worlds",
 ]
 
 # As people set PYTORCH_CUDA_ALLOC_CONF.
 ALLOCATORS = ("", "expandable_segments:True", "max_split_size_mb:128", "roundup_power2_divisions:[64:8,256:4,>:1]")
 # Families whose modules have dropout.
-DROPOUT = ("gpt2", "bert", "vit", "t5", "mlp")
+DROPOUT = ("gpt2", "decoder", "bert", "vit", "t5", "mlp", "whisper", "mbart")
 
 
 @st.composite
@@ -109,7 +103,7 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
     if FAMILIES[model.family].opaque or FAMILIES[model.family].convolves or draw(st.booleans()):
         return Adapter()
     quantize = draw(st.sampled_from(["none", *QUANTISED]))
-    prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED
+    prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED and not model.kv_lora
     kind = draw(st.sampled_from(["lora", *["adapter-v2"] * prompted]))
     dropout = draw(st.sampled_from([0.0, 0.1]))
     lora = kind == "lora"
@@ -129,54 +123,6 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
 
 
 @st.composite
-def deepspeeds(draw: st.DrawFn, strategy: str) -> DeepSpeed:
-    """DeepSpeed's fields, with buckets and thresholds that small models fill."""
-    if STRATEGIES[strategy].zero_stage is None:
-        return DeepSpeed()
-    sizes = st.sampled_from([1, 100, 5_000, 10**6, 10**9])
-    return DeepSpeed(
-        reduce_bucket_size=draw(sizes),
-        overlap_comm=draw(st.sampled_from(["auto", "on", "off"])),
-        contiguous_gradients=draw(st.booleans()),
-        reduce_scatter=draw(st.booleans()),
-        round_robin_gradients=draw(st.booleans()),
-        grad_accum_dtype=draw(st.sampled_from(["weights", "float32"])),
-        flatten=draw(st.sampled_from(["device", "host"])),
-        persistence_threshold=draw(st.sampled_from([0, 50, 10**5])),
-        prefetch_bucket_size=draw(st.sampled_from([0, 100, 10**6])),
-        max_live_parameters=draw(sizes),
-        max_reuse_distance=draw(sizes),
-        sub_group_size=draw(sizes),
-    )
-
-
-@st.composite
-def offloads(draw: st.DrawFn, strategy: str, optimizer: str, device: str, plain: bool) -> Offload:
-    """What the strategy can offload from a GPU."""
-    row = STRATEGIES[strategy]
-    if device == "cpu" or plain or not (row.gathers or row.zero_stage) or draw(st.booleans()):
-        return Offload()
-    if row.gathers:
-        return Offload(optimizer="cpu", parameters="cpu")
-    places = ["none", "cpu", "nvme"] if row.zero_stage == 3 else ["none", "cpu"]
-    return Offload(
-        optimizer=draw(st.sampled_from(places)) if optimizer in ("adam", "adamw") else "none",
-        parameters=draw(st.sampled_from(places)) if row.zero_stage == 3 else "none",
-        pin_memory=draw(st.booleans()),
-    )
-
-
-@st.composite
-def checkpointings(draw: st.DrawFn, model: Model) -> Checkpointing:
-    """What a checkpoint may keep, for models in which it can be told."""
-    family = FAMILIES[model.family]
-    if family.opaque or family.sequences > 1:
-        return Checkpointing()
-    policies = [name for name in POLICIES if name != "core-attention" or model.heads]
-    return Checkpointing(policy=draw(st.sampled_from(policies)), one_in=draw(st.integers(1, 3)))
-
-
-@st.composite
 def pipelines(draw: st.DrawFn, model: Model) -> Layout:
     """Ways to divide a model's layers over up to three stages, most often none."""
     parts = [(stages, chunks) for stages in (2, 3) for chunks in (1, 2) if stages * chunks <= model.layers]
@@ -188,38 +134,13 @@ def pipelines(draw: st.DrawFn, model: Model) -> Layout:
 
 
 @st.composite
-def losses(draw: st.DrawFn, device: str, tokens: int, scaled: bool) -> Loss:
-    """Every form of the loss, whole or in chunks."""
-    form = draw(st.sampled_from(LOSS_FORMS if device == "cuda" else ("plain", "compiled")))
-    chunks = 0 if form == "cut" else draw(st.sampled_from([0, 0, *range(1, min(tokens, 4) + 1)]))
-    chunk_head = bool(chunks) and form != "fused-linear" and not scaled and draw(st.booleans())
-    return Loss(
-        form=form, chunks=chunks, chunk_head=chunk_head, vocab_multiple=draw(st.sampled_from([1, 64])),
-        shift_copy=form not in ("fused-linear", "cut") and not chunks and draw(st.booleans()),
-        float32_output=form not in ("fused-linear", "cut") and not chunk_head and draw(st.booleans()),
-        converted=form not in ("fused-linear", "cut") and not chunk_head and draw(st.booleans()),
-    )  # fmt: skip
-
-
-@st.composite
-def updates(draw: st.DrawFn, optimizer: Optimizer, gradients_wait: bool) -> Update:
-    """Decay, clipping and averages; where ``gradients_wait`` for nothing, also the step inside backward."""
-    in_backward = not gradients_wait and optimizer.rest is None and optimizer.name != "lbfgs" and draw(st.booleans())
-    return Update(
-        l2=not optimizer.decoupled and draw(st.booleans()),
-        clip=not in_backward and draw(st.booleans()),
-        ema=draw(st.sampled_from(["none", "none", "weights", "float32"])),
-        in_backward=in_backward,
-    )
-
-
-@st.composite
 def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ranks: int = 8) -> Plan:
     """Sound plans over every strategy, precision, optimizer, attention and kind of checkpointing."""
     chosen = draw(models() if model is None else model)
     reads = FAMILIES[chosen.family].reads
     strategy, ranks, nodes = draw(worlds(max_ranks))
-    one_sequence = reads == "tokens" and FAMILIES[chosen.family].sequences == 1
+    encodes = FAMILIES[chosen.family].encodes
+    one_sequence = reads == "tokens" and not encodes
     whole = STRATEGIES[strategy].one_process or (STRATEGIES[strategy].zero_stage or 0) > 1
     layout = draw(pipelines(chosen)) if one_sequence and not whole else Layout()
     ranks *= layout.pipeline
@@ -237,13 +158,13 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
     update = draw(updates(optimizer, waits or PRECISIONS[precision].master))
     dropout = draw(st.sampled_from([0.0, 0.1])) if chosen.family in DROPOUT else 0.0
     written_out = FAMILIES[chosen.family].written_out
-    checkpoint_every = draw(st.integers(0, 2 if written_out else 3))
-    tokens = draw(st.integers(1, chosen.context)) if reads == "tokens" else 0
+    checkpoint_every = draw(st.integers(0, 2 if encodes else 3))
+    tokens = draw(st.integers(1, chosen.context - chosen.position_offset)) if reads == "tokens" else 0
     float8 = draw(st.sampled_from(FLOAT8)) if tokens and PRECISIONS[precision].compute == "bfloat16" else "none"
-    reentrant = bool(checkpoint_every) and not written_out and draw(st.booleans())
+    reentrant = bool(checkpoint_every) and not encodes and draw(st.booleans())
     away = not reentrant and chosen.family != "size" and draw(st.booleans())
     scaled = "logits" in (*chosen.scaled, *chosen.capped)
-    loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and not chosen.classes else Loss()
+    loss = draw(losses(device, tokens, scaled)) if tokens and not row.one_process and chosen.says_words else Loss()
     adapter = Adapter() if row.main_grads or layout.pipeline > 1 else draw(adapters(chosen))
     if row.zero_stage is not None and (adapter.quantize != "none" or adapter.dtype != "weights"):
         adapter = Adapter()
@@ -262,7 +183,9 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         tokens=tokens,
         checkpoint_every=checkpoint_every,
         reentrant=reentrant,
-        attention=draw(st.sampled_from(attentions(device, precision, dropout)))
+        attention=draw(
+            st.sampled_from([k for k in attentions(device, precision, dropout) if k != "flash" or not chosen.uneven])
+        )
         if chosen.heads and not written_out and not chosen.written_out
         else "auto",
         dropout=dropout,
@@ -284,7 +207,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
                 update.in_backward,
                 adapter,
                 precision,
-                chosen.tied or FAMILIES[chosen.family].sequences > 1,
+                chosen.tied or encodes,
             )
         ),  # fmt: skip
         deepspeed=draw(deepspeeds(strategy)),

@@ -14,7 +14,7 @@ from memcalc.estimate import estimate
 from memcalc.ledger import ledger
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from tests.test_laws import kept_activations
+from tests.laws import kept_activations
 
 LLAMA = MODELS["llama-2-7b"]
 LORA = Adapter(kind="lora", rank=8, targets="query-value")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,63 +12,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalc.allocator import Allocator
-from memcalc.allocator_blocks import Block
 from memcalc.allocator_history import load_history, replay_history
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.cli.app import app
-from memcalc.errors import FileError, InputError
+from memcalc.errors import FileError, InputError, MemcalcError
+from tests.snapshots import Recorder
 
 MIB = 2**20
 EXPANDABLE = "expandable_segments:True"
-
-
-class Recorder(Allocator):
-    """Writes what it does down, as record_trace in c10/cuda/CUDACachingAllocator.cpp; segments go down in address."""
-
-    def __init__(self, options: str = "", capacity: int | None = None) -> None:
-        super().__init__(AllocatorOptions.parse(options), capacity)
-        self.text, self.trace, self.below = options, [], 2**40
-        self.sizes: dict[int, int] = {}
-
-    def note(self, action: str, address: int, size: int, stream: int = 0) -> None:
-        self.trace.append({"action": action, "addr": address, "size": size, "stream": stream, "time_us": 0})
-
-    def _take(self, size: int, stream: int) -> Block | None:
-        before = self.reserved
-        if not self.options.expandable_segments:
-            self.below -= self.segment_size(size)
-            self.next_address = self.below
-        block = super()._take(size, stream)
-        if block is not None and self.options.expandable_segments:
-            self.note("segment_map", block.address, self.reserved - before, stream)
-        elif block is not None:
-            self.note("segment_alloc", block.address, block.size, stream)
-        return block
-
-    def _release(self, block: Block, pool: Any) -> None:
-        super()._release(block, pool)
-        self.note("segment_free", block.address, block.size, block.stream)
-
-    def use(self, size: int, stream: int = 0) -> Block:
-        block = self.allocate(size, stream)
-        assert block is not None
-        self.sizes[block.address] = size
-        self.note("alloc", block.address, size, stream)
-        return block
-
-    def drop(self, block: Block) -> None:
-        size = self.sizes[block.address]
-        self.note("free_requested", block.address, size, block.stream)
-        self.note("free_completed", block.address, size, block.stream)
-        self.free(block)
-
-    def snapshot(self) -> dict[str, Any]:
-        return {
-            "segments": [{"device": 0, "total_size": self.reserved}],
-            "device_traces": [self.trace],
-            "allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": self.text},
-        }
 
 
 def written(folder: Path, snapshot: dict[str, Any]) -> Path:
@@ -118,6 +70,23 @@ def test_where_the_driver_puts_segments_decides_between_equal_blocks(tmp_path: P
     assert (found.peak_reserved, found.differs_at) == (24 * MIB, None)
 
 
+def test_the_lower_segment_may_be_the_younger_one(tmp_path: Path) -> None:
+    """Of two holes of 20 MiB the lower is filled. It was cut from 40 MiB, which are not free as one after that."""
+    recorder = Recorder()
+    elder, younger = recorder.use(20 * MIB), recorder.use(40 * MIB)
+    assert younger.address < elder.address
+    recorder.drop(younger)
+    lower, upper = recorder.use(20 * MIB), recorder.use(20 * MIB)
+    recorder.drop(elder)
+    recorder.drop(lower)
+    assert recorder.use(20 * MIB).address == lower.address
+    recorder.drop(upper)
+    recorder.use(40 * MIB)
+    found = replay_history(load_history(written(tmp_path, recorder.snapshot())))
+    # Addresses that ascend would have filled the elder segment and had 40 MiB free in the younger one.
+    assert (found.peak_reserved, found.differs_at) == ((20 + 40 + 40) * MIB, None)
+
+
 def test_a_block_that_waits_for_a_stream_is_active_and_not_allocated(tmp_path: Path) -> None:
     """record_stream: free_requested at once, free_completed when the other stream is done; nothing reuses it before."""
     recorder = Recorder()
@@ -165,8 +134,51 @@ def test_a_history_that_began_late_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileError, match=r"lacks the beginning; call torch.cuda.memory._record_memory_history"):
         load_history(written(tmp_path, recorder.snapshot()))
     history = load_history(written(tmp_path, recorder.snapshot() | {"segments": []}))
-    with pytest.raises(InputError, match="entry 0 of the history frees what it has not allocated"):
+    with pytest.raises(InputError, match=r"history.json: entry 0 of its history frees what it has not allocated"):
         replay_history(history)
+
+
+ODD = [
+    ({"action": "allocate"}, "action of entry 2 of its history is 'allocate'; expected one of alloc,"),
+    ({"size": -512}, "size of entry 2 of its history is -512"),
+    ({"size": 1.5}, "size of entry 2 of its history is 1.5"),
+    ({"size": True}, "size of entry 2 of its history is True"),
+    ({"addr": "0x7f"}, "addr of entry 2 of its history is '0x7f'"),
+    ({"addr": 2**64}, "addr of entry 2 of its history is 18446744073709551616"),
+    ({"stream": None}, "stream of entry 2 of its history is None"),
+    ({"frames": [3]}, "a frame of entry 2 of its history is 3, not a dict"),
+    ({"action": "alloc"}, "entry 2 of its history allocates what is allocated already"),
+    ({"action": "free_completed"}, "entry 2 of its history frees what it has not allocated"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), ODD, ids=lambda value: str(value)[:40])
+def test_odd_entries_are_refused_with_the_file_and_the_entry(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    recorder = Recorder()
+    recorder.drop(recorder.use(12 * MIB))
+    assert recorder.trace[2]["action"] == "free_requested"
+    recorder.trace[2] |= change
+    path = written(tmp_path, recorder.snapshot())
+    with pytest.raises(MemcalcError) as caught:
+        replay_history(load_history(path))
+    assert str(caught.value).startswith(str(path)) and said in str(caught.value)
+
+
+def test_more_given_back_than_taken_is_refused(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.note("segment_free", 0, 2 * MIB)
+    recorder.note("segment_alloc", 0, 2 * MIB)
+    path = written(tmp_path, recorder.snapshot())
+    with pytest.raises(InputError, match="history.json: entry 0 of its history gives back more than was taken"):
+        replay_history(load_history(path))
+
+
+def test_a_pickled_history_is_replayed_as_the_same_in_json(tmp_path: Path) -> None:
+    recorder = Recorder()
+    recorder.drop(recorder.use(12 * MIB))
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(recorder.snapshot()))
+    assert load_history(path).entries == load_history(written(tmp_path, recorder.snapshot())).entries
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"device_traces": [[{"action": "alloc"}]], "segments": []}', "pickle"])

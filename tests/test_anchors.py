@@ -11,7 +11,7 @@ from memcalc.ledger import ledger
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
 from tests.figures import GB, MIB, largest, sized
-from tests.test_laws import kept_activations
+from tests.laws import kept_activations
 
 
 def gpt2(layers: int, *, hidden: int = 512, heads: int = 8, tokens: int = 256) -> Model:

@@ -48,6 +48,18 @@ MISTAKES = [
     ),
     (["estimate", "gpt2", "--gpus", "0"], "--gpus 0 must be at least 1"),
     (["estimate", "gpt2", "--gpus", "3", "--nodes", "2"], "3 ranks do not divide over 2 nodes"),
+    (
+        ["estimate", "gpt2", "--gpus", "2", "--bucket-mb", "999999999999"],
+        "bucket mb 999999999999 must be at most 1000000",
+    ),
+    (
+        ["estimate", "gpt2", "--adapter", "lora", "--adapter-rank", "5000"],
+        "adapter rank 5000 must be at most the widest layer of gpt2, 3072",
+    ),
+    (
+        ["estimate", "gpt2", "--vocab-multiple", "999999999999"],
+        "vocab multiple 999999999999 must be at most 65536",
+    ),
     (["estimate", "gpt2", "--heads", "5"], "5 heads do not divide hidden 768"),
     (["estimate", "gpt2", "--batch-size", "0"], "--batch-size 0 must be at least 1"),
     (["estimate", "gpt2", "--micro-batch", "1.5"], "'1.5' is not a whole number"),
@@ -118,11 +130,11 @@ def test_a_plan_that_may_not_be_read_costs_one_line(run: Run, monkeypatch: pytes
     if os.geteuid():
         Path("plan.json").chmod(0)
     else:  # root may read everything
-        monkeypatch.setattr(Path, "read_text", _denied)
+        monkeypatch.setattr(Path, "read_bytes", _denied)
     assert_refused(run("estimate", "--plan", "plan.json"), "permission denied")
 
 
-def _denied(*_: object, **__: object) -> str:
+def _denied(*_: object, **__: object) -> bytes:
     raise PermissionError(13, "Permission denied")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import accumulate
 
 import pytest
 
@@ -13,6 +14,7 @@ from memcalc.estimate import estimate
 from memcalc.ledger import ledger
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
+from memcalc.timeline import MOMENTS
 from memcalc.units import format_both
 
 S, H, F = 2048, 1024, 4096
@@ -86,6 +88,24 @@ def test_inputs_of_checkpoints_wait_on_the_host_too() -> None:
     saved = ledger(plan).peak().by_moment["loss"] - ledger(away).peak().by_moment["loss"]
     # Of the last five saved tensors, three are the last norm's and the head's.
     assert saved == (8 - 2) * 2 * S * H
+
+
+def test_each_activation_comes_back_for_the_layer_that_reads_it() -> None:
+    """Of a checkpointed block its input; of the last norm its input, its float32 scale a row, and what the head reads."""
+    away = dataclasses.replace(PLAN, checkpoint_every=1, compute=Compute(offload_activations=True))
+    timeline = ledger(away)
+    back = [i for i, name in enumerate(timeline.names) if name.endswith(", back from the host")]
+    events = [
+        (MOMENTS[moment], ident, delta)
+        for ident, delta, moment in zip(
+            timeline.ident.tolist(), timeline.delta.tolist(), timeline.moment.tolist(), strict=True
+        )
+        if ident in back
+    ]
+    assert sum(delta for _, _, delta in events if delta > 0) == (8 + 1 + 1) * 2 * S * H + 4 * S
+    assert {moment for moment, _, _ in events} == {"backward"}
+    # Each goes before the next but one is there: no more than two blocks' inputs are on the device.
+    assert max(accumulate(delta for _, _, delta in events)) <= 2 * 2 * S * H + 4 * S
 
 
 @pytest.mark.parametrize(

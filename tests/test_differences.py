@@ -75,3 +75,19 @@ def test_sixteen_times_as_many_gpus_of_torchtitan() -> None:
     assert measured("titan-002") == 77.0
     many = estimated("titan-002", strategy="fsdp_full_shard128 (FSDP2)", n_gpus="128")
     assert estimated("titan-002") - many == pytest.approx(77.0 - 62.0, rel=0.07)
+
+
+def test_one_more_sample_of_lora() -> None:
+    """Lightning-AI/litgpt, tutorials/resource-tables.md: Llama 2 7B with LoRA, 21.30 GB at a micro batch of 1 and 29.07
+    at 2."""
+    more = measured("litgpt-067") - measured("litgpt-064")
+    assert more == pytest.approx((29.07 - 21.30) * GB, abs=0.001)
+    assert estimated("litgpt-067") - estimated("litgpt-064") == pytest.approx(more, rel=0.07)
+
+
+def test_six_flags_of_torchtune() -> None:
+    """pytorch/torchtune, README.md, Optimization flags: 60.0 GiB plain, 17.6 compiled, with the head in chunks,
+    checkpoints, the step in backward, activations on the host and 8-bit AdamW."""
+    assert measured("tune-010") == 60.0
+    least = estimated("tune-015", optimizer="AdamW 8-bit")
+    assert estimated("tune-010") - least == pytest.approx(60.0 - 17.6, rel=0.07)

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memcalc import errors
-from memcalc.errors import InputError, MemcalcError, PlanError, RunError, UnknownNameError, shorten
+from memcalc.errors import (
+    InputError,
+    MemcalcError,
+    PlanError,
+    RunError,
+    UnknownNameError,
+    shorten,
+)
 
 
 def test_the_tree_is_the_one_drawn_on_top() -> None:

@@ -18,7 +18,7 @@ MOE, T5, RESNET = (MODELS[name] for name in ("mixtral-8x7b", "t5-base", "resnet-
 @pytest.mark.parametrize(
     ("base", "changes", "message"),
     [
-        ("bert-base", {"types": 0}, "model bert-base: types 0 must be at least 1"),
+        ("bert-base", {"head": "pooled", "classes": 3}, "model bert-base: 3 classes, but its head is pooled"),
         ("mixtral-8x7b", {"top_k": 9}, "each token takes 9 experts, but there are 8"),
         ("mixtral-8x7b", {"experts": 0}, "experts 0 must be at least 1"),
         ("vit-base-16", {"patch": 15}, "patches of 15 do not divide an image of 224"),
@@ -29,7 +29,15 @@ MOE, T5, RESNET = (MODELS[name] for name in ("mixtral-8x7b", "t5-base", "resnet-
         ("t5-base", {"buckets": 0}, "buckets 0 must be at least 1"),
         ("t5-base", {"kv_heads": 6}, "6 key/value heads, but t5 has one for each of its 12 heads"),
         ("bert-base", {"tied": False}, "tied is false, but the head of bert is the token embedding itself"),
-        ("mixtral-8x7b", {"tied": True}, "tied is true, but the head of moe is a matrix of its own"),
+        ("mixtral-8x7b", {"dense_layers": (0, 1)}, "blocks 0, 1 have no experts; give dense_ffn, their MLP's width"),
+        ("mixtral-8x7b", {"shared_gate": True}, "a gate of the shared expert, but there is none; give shared_ffn"),
+        ("mixtral-8x7b", {"embedding_dim": 8}, "embedding dim is for the family decoder, not moe"),
+        ("mixtral-8x7b", {"biases": ("mlp",)}, "a bias of mlp is for the family decoder; moe has only qkv and out"),
+        ("mixtral-8x7b", {"q_lora": 8}, "q_lora and value_dim are of latent attention, which needs kv_lora"),
+        ("mixtral-8x7b", {"kv_lora": 8}, "head_dim 0 must be at least 1"),
+        ("llama-3-8b", {"norm_after": True}, "norm after is for the family decoder, not llama"),
+        ("opt-125m", {"norm_after": True, "side_by_side": 1}, "norm after needs attention and MLP one after the other"),
+        ("opt-125m", {"fused_gate_up": True}, "fused gate and up, but its MLP has no gate"),
         ("t5-base", {"heads": 7}, "7 heads do not divide hidden 768"),
     ],
 )

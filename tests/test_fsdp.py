@@ -176,3 +176,23 @@ def sizes(timeline: Timeline) -> list[int]:
     found = np.zeros(len(timeline.names), dtype=np.int64)
     np.maximum.at(found, timeline.ident, timeline.delta)
     return [int(size) for size in found]
+
+
+def test_a_gather_outlives_the_copy_out_of_the_next() -> None:
+    """FSDPParamGroup.wait_for_unshard still has the one before in a local variable while it copies out."""
+    timeline = ledger(replace(PLAN, tokens=8))
+    names = [timeline.names[ident] for ident in timeline.ident]
+    copied = names.index("h.1.attn.c_attn.weight gathered")
+    assert timeline.delta[copied] > 0
+    for unit in ("h.0", "h.1"):
+        events = [index for index, name in enumerate(names) if name == f"{unit} gather"]
+        assert events[0] < copied < events[1], unit
+
+
+@pytest.mark.parametrize("name", ["vit-base-16", "resnet-50", "mlp-tiny"])
+def test_what_is_no_token_is_cast_for_the_root(name: str) -> None:
+    """MixedPrecisionPolicy.cast_forward_inputs: images too, so that all that follows is in 16 bits."""
+    plan = replace(PLAN, model=MODELS[name], tokens=0, micro_batch=2)
+    timeline = ledger(plan)
+    (cast,) = {ident for ident, name in enumerate(timeline.names) if name == "inputs as bfloat16"}
+    assert timeline.delta[timeline.ident == cast].max() == -(-2 * 2 * plan.model.features // 512) * 512

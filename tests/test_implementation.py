@@ -92,6 +92,46 @@ def test_a_float32_softmax_keeps_itself_and_its_cast() -> None:
     assert kept(LLAMA, softmax="float32") == kept(LLAMA)
 
 
+def test_a_scripted_softmax_keeps_what_went_into_it_too() -> None:
+    scores = B * 4 * S * S
+    wide, scripted = (kept(DECODER, softmax=form, attention="eager") for form in ("float32", "scripted"))
+    assert scripted - wide == 4 * scores
+
+
+def test_clamped_scores_are_kept_beside_their_softmax() -> None:
+    scores = B * 4 * S * S
+    how = {"attention": "eager", "softmax": "clamped"}
+    assert kept(DECODER, **how) - kept(DECODER, attention="eager") == 2 * scores
+    in_float16 = {**how, "precision": "fp16"}
+    wide = kept(DECODER, **{**in_float16, "softmax": "float32"})
+    assert kept(DECODER, **in_float16) - wide == 2 * scores
+
+
+def test_backward_of_a_scripted_softmax_holds_all_until_its_end() -> None:
+    model, tokens = dataclasses.replace(DECODER, layers=1, context=512), 512
+    wide, scripted = (
+        ledger(plan_of(model, tokens=tokens, attention="eager", implementation=Implementation(softmax=form)))
+        for form in ("float32", "scripted")
+    )
+    scores = 4 * B * 4 * tokens**2
+    # What went in, the softmax, its gradient, two more and the mask, against the softmax, its gradient and one more.
+    more = scripted.peak().by_moment["backward"] - wide.peak().by_moment["backward"]
+    assert more == 2 * scores + 4 * B * tokens**2
+
+
+def test_dropout_keeps_its_masks_and_the_shares_it_leaves() -> None:
+    scores = B * 4 * S * S
+    dropped, plain = (kept(DECODER, dropout=share, attention="flash") for share in (0.1, 0.0))
+    assert dropped - plain == 2 * U  # a byte for each element, after attention and after the MLP
+    dropped, plain = (kept(DECODER, dropout=share, attention="eager") for share in (0.1, 0.0))
+    assert dropped - plain == 2 * U + (1 + 2) * scores
+    at_loss = [
+        ledger(plan_of(DECODER, dropout=share, attention="flash")).at_moment("loss", "activations")
+        for share in (0.1, 0.0)
+    ]
+    assert at_loss[0] - at_loss[1] == (DECODER.layers * 2 + 1) * U  # one for the embeddings
+
+
 @pytest.mark.parametrize("form", ["complex", "kernel"])
 def test_rotary_positions_keep_nothing_however_they_are_written(form: str) -> None:
     assert kept(LLAMA, rotary=form) == kept(LLAMA)
@@ -157,11 +197,12 @@ def test_logits_that_become_float32_after_the_loss() -> None:
 @pytest.mark.parametrize(
     ("model", "how", "message"),
     [
-        ("gpt2", {"norm": "python"}, "--norm python: not of the gpt2 family, only of llama, decoder, moe, t5"),
+        ("gpt2", {"norm": "python"}, "--norm python: not of the gpt2 family, only of llama, decoder, moe, llava, t5"),
         ("pythia-1b", {"norm": "fused"}, "pythia-1b has LayerNorm, which is one kernel everywhere"),
         ("powerlm-3b", {"gelu": "python"}, "--gelu python: powerlm-3b has no GELU"),
         ("opt-125m", {"rotary": "kernel"}, "--rotary kernel: opt-125m has no rotary positions"),
         ("phi-2", {"gate_up": "kernel"}, "--gate-up kernel: phi-2 has no gate"),
+        ("gpt2", {"softmax": "scripted"}, "--softmax scripted: not of the gpt2 family, only of decoder"),
         ("vit-tiny-16", {"grouped": "repeat"}, "--grouped repeat: not of the vit family"),
     ],
 )

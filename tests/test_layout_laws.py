@@ -13,8 +13,8 @@ from memcalc.layout import Layout
 from memcalc.ledger import ledger, skeleton
 from memcalc.plan import Plan
 from memcalc.tensor_parallel import local
+from tests.laws import kept_activations, model_states, replaced
 from tests.plans import divided
-from tests.test_laws import kept_activations, model_states, replaced
 
 
 def whole(plan: Plan) -> Plan:

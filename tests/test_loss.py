@@ -12,6 +12,7 @@ from memcalc.ledger import ledger
 from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
+from memcalc.timeline import MOMENTS
 
 B, S, V, H = 2, 512, 32000, 64
 LLAMA = Model(
@@ -62,6 +63,15 @@ def test_a_fused_linear_loss_has_one_chunk_of_logits_and_both_gradients() -> Non
     whole, apart = peak("loss", form="in-place"), peak("loss", form="fused-linear")
     assert apart - whole == pytest.approx(made - 2 * BETA, abs=1e4)
     assert peak("loss", form="fused-linear", chunks=2) - apart == 2 * B * (S // 2 - chunk) * (V + H)
+
+
+def test_a_fused_linear_loss_hands_on_the_gradients_it_has_made() -> None:
+    """The head's weight gradient waits from the loss to the step; that of its input until backward has read it."""
+    timeline = ledger(dataclasses.replace(PLAN, loss=Loss(form="fused-linear")))
+    events = list(zip(timeline.ident.tolist(), timeline.delta.tolist(), timeline.moment.tolist(), strict=True))
+    for name, size, until in (("lm_head.weight", 2 * V * H, "step"), ("hidden state", 2 * B * S * H, "backward")):
+        lives = [(MOMENTS[moment], delta) for i, delta, moment in events if timeline.names[i] == f"{name} gradient"]
+        assert lives == [("loss", size), (until, -size)]
 
 
 def test_a_cut_loss_holds_no_logits_and_makes_both_gradients_in_backward() -> None:

@@ -17,7 +17,17 @@ from memcalc.ledger import ledger
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from tests.figures import GIB, MB, MIB, kept_by_a_layer, largest, parameters, peak, sized, trained
+from tests.figures import (
+    GIB,
+    MB,
+    MIB,
+    kept_by_a_layer,
+    largest,
+    parameters,
+    peak,
+    sized,
+    trained,
+)
 
 
 def gpt(layers: int, hidden: int, heads: int, tokens: int, vocab: int = 50304) -> Model:

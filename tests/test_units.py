@@ -10,7 +10,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from memcalc.errors import InputError
-from memcalc.units import BINARY, DECIMAL, format_both, format_bytes, format_count, parse_bytes, parse_count
+from memcalc.units import (
+    BINARY,
+    DECIMAL,
+    format_both,
+    format_bytes,
+    format_count,
+    parse_bytes,
+    parse_count,
+)
 
 SIZES = st.integers(1, 10**18)
 

@@ -36,6 +36,7 @@ __all__ = ["main"]
 @click.option(
     "--keep-checkpoints", type=click.IntRange(min=0), default=0, help="How many of the newest stay; 0 keeps all."
 )
+@click.option("--schedule", default="", help="The learning rate by step, as a DeepSpeed file says it, in JSON.")
 @click.option("--accelerate", is_flag=True, help="Let accelerate put the strategy around the model.")
 @click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in OUT.")
 @click.option(
@@ -68,7 +69,8 @@ def main(plan: Path, out: Path, **options: object) -> None:
 def _run(path: Path, out: Path, place: Rank, settings: Training, signals: Signals, terminal: int) -> int:
     moment = "init"
     try:
-        from trainers.loop import Moments, train
+        from trainers.loop import train
+        from trainers.parts import Moments
 
         at = Moments()
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,43 @@ from memcalc.plan import Plan
 from memcalc.training import Training
 from trainers import data
 from trainers.models import dtype_of
+from trainers.module_batches import called_with, counted, sampled
 from trainers.process import Process
 
-__all__ = ["Batches"]
+__all__ = ["Batches", "Source", "readers", "samples_read"]
+
+
+def readers(plan: Plan) -> int:
+    """Processes that read samples of their own."""
+    return plan.data_parallel if plan.processes > 1 else 1
+
+
+def samples_read(plan: Plan) -> int:
+    """Samples of a micro batch that one of them reads: all GPUs' where one process drives them."""
+    return plan.micro_batch * (plan.data_parallel // readers(plan))
+
+
+class Source(Protocol):
+    """What the loop asks for samples."""
+
+    held_out: NDArray[np.int64]
+    """Samples that are evaluated and not trained on, by index."""
+
+    @property
+    def left_out(self) -> str:
+        """What is trained on in no epoch, in a sentence."""
+
+    def seek(self, step: int) -> None:
+        """A step begins."""
+
+    def get(self, step: int, micro: int) -> tuple[Any, Any]:
+        """Inputs and targets of one micro batch of a step."""
+
+    def whole(self, step: int) -> tuple[Any, Any]:
+        """Inputs and targets of all micro batches of a step together."""
+
+    def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
+        """Inputs and targets of some samples."""
 
 
 class Batches:
@@ -24,16 +58,13 @@ class Batches:
 
     def __init__(self, plan: Plan, settings: Training, process: Process) -> None:
         self.plan, self.device = plan, process.device
-        self.readers = plan.data_parallel if plan.processes > 1 else 1
-        """Processes that read samples of their own."""
-        self.size = plan.micro_batch * (plan.data_parallel // self.readers)
-        """Samples of a micro batch that this process reads."""
-        self.samples = data.load(plan, settings.data, settings.tokenizer)
+        self.own = plan.model.module
+        self.samples = counted(plan) if self.own.sample else data.load(plan, settings.data, settings.tokenizer)
         what = f"{plan.micro_batch} a rank x {plan.accumulation} micro batches x {plan.data_parallel} ranks"
         self.training, self.held_out = data.split(self.samples, per_step=plan.global_batch, what=what)
         self.sampler: DistributedSampler[int] = DistributedSampler(
             self.training,  # type: ignore[arg-type]  # all it asks for is a length
-            self.readers,
+            readers(plan),
             process.rank // plan.layout.model_parallel,
             seed=settings.seed,
             drop_last=True,
@@ -61,21 +92,27 @@ class Batches:
             self.sampler.set_epoch(self.epoch)
             self.order = np.fromiter(self.sampler, np.int64)
 
-    def get(self, step: int, micro: int) -> tuple[Tensor, Tensor]:
+    def get(self, step: int, micro: int) -> tuple[Any, Any]:
         """Inputs and targets of one micro batch of a step."""
-        size = self.size
+        size = samples_read(self.plan)
         first = (step % self.per_epoch * self.plan.accumulation + micro) * size
         return self.at(self.training[self.order[first : first + size]])
 
-    def whole(self, step: int) -> tuple[Tensor, Tensor]:
+    def whole(self, step: int) -> tuple[Any, Any]:
         """Inputs and targets of all micro batches of a step together."""
-        size = self.size * self.plan.accumulation
+        size = samples_read(self.plan) * self.plan.accumulation
         first = step % self.per_epoch * size
         return self.at(self.training[self.order[first : first + size]])
 
-    def at(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
         """Inputs and targets of some samples."""
+        if self.own.sample:
+            return sampled(self.own.sample, len(indices), self.device)
         inputs, targets = self.samples.take(indices)
+        if self.own.factory:
+            inputs, targets = called_with(self.plan, inputs, targets)
+            sent = self._send(inputs, self.dtype), self._send(targets, torch.int64)
+            return (dict(zip(self.own.arguments, sent, strict=True)), None) if self.own.arguments else sent
         return self._send(inputs, self.dtype), self._send(targets, torch.int64)
 
     def _send(self, array: NDArray[Any], dtype: torch.dtype) -> Tensor:

@@ -129,7 +129,8 @@ def _make_states(prepared: Prepared) -> None:
     for group in prepared.optimizer.param_groups:
         group["lr"] = 0.0
     for parameter in prepared.model.parameters():
-        parameter.grad = torch.zeros_like(parameter)
+        if parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter)
     prepared.optimizer.step()
     prepared.optimizer.zero_grad(set_to_none=True)
 

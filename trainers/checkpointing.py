@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from memcalc.checkpointing import matrix_products
 from memcalc.plan import Plan
 from trainers.models import units
+from trainers.models.module import checkpoint_units
 
 __all__ = ["Consecutive", "Segment", "checkpoint_blocks", "want_input_gradients"]
 
@@ -61,6 +62,9 @@ def checkpoint_blocks(model: nn.Module, plan: Plan, start: int = 0) -> None:
     if not plan.checkpoint_every:
         return
     blocks = units(model, plan)
+    if not isinstance(blocks, nn.ModuleList):
+        checkpoint_units(model, plan)
+        return
     every = plan.checkpoint_every
     segments = [blocks[first : first + every] for first in range(0, len(blocks), every)]
     wrapped = [

@@ -25,36 +25,22 @@ from memcalc.plan import Plan
 from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
 from memcalc.units import format_bytes
-from trainers import checkpoint, meters
+from trainers import checkpoint
 from trainers.adapters import add_adapters
 from trainers.backends import Prepared, prepare
-from trainers.batches import Batches
+from trainers.batches import Source
 from trainers.checkpointing import checkpoint_blocks, want_input_gradients
-from trainers.models import build, criterion, dtype_of
+from trainers.evaluation import evaluate
+from trainers.models import dtype_of
+from trainers.models.module import call
+from trainers.parts import Moments, Parts
 from trainers.preemption import Agreement
 from trainers.process import Process, Signals
 from trainers.weights import save_weights
 
-__all__ = ["Moments", "mask_seed", "train"]
+__all__ = ["mask_seed", "train"]
 
 _LOG_EVERY = 50  # steps between progress lines at most; each makes the loop wait for the device
-
-
-class Moments:
-    """Where the loop is, for the instruments and for error messages."""
-
-    def __init__(self) -> None:
-        self.meter: meters.Meter | None = None
-        self.step, self.moment = -1, "init"
-
-    def __call__(self, step: int, moment: str) -> None:
-        self.step, self.moment = step, moment
-        if self.meter is not None:
-            self.meter.mark(step, moment)
-
-    def outside(self) -> None:
-        """Between steps: evaluation, checkpoints, logging."""
-        self(-1, "init")
 
 
 def train(
@@ -66,6 +52,7 @@ def train(
     say: Callable[[str], None] = lambda line: None,
     at: Moments | None = None,
     signals: Signals | None = None,
+    parts: Parts | None = None,
 ) -> Measurement:
     """Run a plan on the ranks that joined, writing files when ``out`` is given. Raises MemcalcError.
 
@@ -73,24 +60,24 @@ def train(
     """
     if plan.processes != process.world:
         raise InputError(f"the plan is for {plan.processes} ranks, but {process.world} were started")
-    batches = Batches(plan, settings, process)
-    at = at or Moments()
+    at, parts = at or Moments(), parts or Parts()
+    batches = parts.batches(plan, settings, process)
     resume = newest_checkpoint(out) if out is not None and settings.resume else None
     first = 0 if resume is None else resume[0]
     metered = min(first + settings.measure_steps, settings.steps)  # the step before which the meter is read
     if metered <= first or (resume is not None and out is not None and (out / "measured").exists()):
         metered = 0
     if metered:
-        at.meter = meters.make(process.device, metered - 1)
+        at.meter = parts.meter(process.device, metered - 1)
         at.outside()
-    model = build(plan)
+    model = parts.build(plan)
     add_adapters(model, plan)
     if plan.layout.pipeline == 1:  # the stretches of a pipeline begin anew, so its backend does it
         checkpoint_blocks(model, plan)
     want_input_gradients(model, plan)
     prepared = prepare(model, plan, process.mesh, settings.seed, accelerate=settings.accelerate)
     del model
-    run = _Run(plan, settings, process, batches, prepared, out, say, at, metered, signals)
+    run = _Run(plan, settings, process, parts, batches, prepared, out, say, at, metered, signals)
     return run.run(resume[1] if resume else None)
 
 
@@ -105,12 +92,12 @@ def mask_seed(seed: int, step: int, rank: int) -> int:
 
 class _Run:
     def __init__(
-        self, plan: Plan, settings: Training, process: Process, batches: Batches, prepared: Prepared,
+        self, plan: Plan, settings: Training, process: Process, parts: Parts, batches: Source, prepared: Prepared,
         out: Path | None, say: Callable[[str], None], at: Moments, metered: int, signals: Signals | None,
     ) -> None:  # fmt: skip
         self.plan, self.settings, self.process, self.batches, self.prepared = plan, settings, process, batches, prepared
         self.out, self.say, self.at, self.metered, self.signals = out, say, at, metered, signals
-        self.criterion = criterion(plan)
+        self.criterion = parts.criterion(plan)
         precision, kind = plan.precision_row, process.device.type
         self.autocast: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext
         if precision.autocast and not prepared.casts_itself:
@@ -192,7 +179,7 @@ class _Run:
             with contextlib.nullcontext() if last else prepared.accumulate():
                 with self.autocast():
                     at(step, "forward")
-                    output = prepared.model(self.inputs)
+                    output = call(prepared.model, self.inputs)
                     at(step, "loss")
                     if plan.loss.float32_output:
                         output = output.float()
@@ -225,29 +212,12 @@ class _Run:
         self.scaler.update()
         optimizer.zero_grad(set_to_none=self.plan.set_to_none)
 
-    @torch.no_grad()
     def evaluate(self, done: int) -> None:
-        """Mean loss over the held-out samples of all ranks, each counted once."""
-        prepared, held, size = self.prepared, self.batches.held_out, self.batches.size
-        copies = self.plan.layout.model_parallel  # ranks that work on the same samples
-        mine = held[self.process.rank // copies :: self.batches.readers]
-        prepared.model.eval()
-        total = torch.zeros(2, dtype=torch.float64, device=self.process.device)
-        for first in range(0, math.ceil(len(held) / self.batches.readers), size):
-            rows = mine[first : first + size]
-            # Sharded models need every rank in every forward pass; one without samples left repeats one that does not count.
-            inputs, targets = self.batches.at(rows if len(rows) else held[:1])
-            with self.autocast():
-                whole = prepared.loss
-                loss = whole(inputs, targets) if whole else self.criterion(prepared.model(inputs), targets)
-            total += torch.stack([loss.double() * len(rows), torch.full_like(loss, len(rows), dtype=torch.float64)])
-        dist.all_reduce(total)
-        prepared.reshard()
-        prepared.model.train()
-        self.evaluation_loss = float(total[0] / total[1])
-        self.say(
-            f"step {done}/{self.settings.steps}  evaluation loss {self.evaluation_loss:.4f} over {len(held)} samples"
-        )
+        """The mean loss over what was held out."""
+        loss = evaluate(self.prepared, self.batches, self.criterion, self.autocast, self.plan, self.process)
+        self.evaluation_loss = loss
+        held = len(self.batches.held_out)
+        self.say(f"step {done}/{self.settings.steps}  evaluation loss {loss:.4f} over {held} samples")
 
     def log(self, done: int, filled: int, seconds: float) -> None:
         """Losses since the last time, averaged over ranks; the only place where the loop waits for the device."""

@@ -23,7 +23,8 @@ import torch.distributed as dist
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.training import Training
-from trainers.loop import Moments, train
+from trainers.loop import train
+from trainers.parts import Moments
 from trainers.process import Process, Rank, Signals, join, log_to_file, report
 
 __all__ = ["main", "run"]

@@ -10,7 +10,7 @@ Resident set size is not used anywhere: it counts libraries and what malloc keep
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
@@ -23,7 +23,7 @@ from memcalc.timeline import MOMENTS
 from trainers.backends import Prepared
 from trainers.history import Boundary, Event, History
 
-__all__ = ["CpuMeter", "CudaMeter", "Meter", "make", "storages"]
+__all__ = ["CpuMeter", "CudaMeter", "Meter", "Sizes", "address", "make", "steady_steps", "storages", "summary"]
 
 _MARK = "memcalc:"
 _OUTSIDE = -1
@@ -43,12 +43,26 @@ class Meter(Protocol):
         """The last metered step is over."""
 
 
+class Metered(Protocol):
+    """What a summary needs of an instrument."""
+
+    instrument: str
+    sizes: Sizes
+
+
 def make(device: torch.device, last_step: int) -> Meter:
     """The instrument for a device, started; ``last_step`` is the step whose timeline is kept."""
     return CudaMeter(device, last_step) if device.type == "cuda" else CpuMeter(last_step)
 
 
-def storages(tensors: Iterable[object], device: torch.device) -> dict[int, int]:
+def address(storage: torch.UntypedStorage) -> int:
+    """Where a storage lies."""
+    return storage.data_ptr()
+
+
+def storages(
+    tensors: Iterable[object], device: torch.device, where: Callable[[torch.UntypedStorage], int] = address
+) -> dict[int, int]:
     """Address and bytes of the storages behind tensors on a device, each once however many tensors share it.
 
     >>> whole = torch.zeros(100)
@@ -60,29 +74,33 @@ def storages(tensors: Iterable[object], device: torch.device) -> dict[int, int]:
         local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
         if isinstance(local, Tensor) and local.device.type == device.type:
             storage = local.untyped_storage()
-            found[storage.data_ptr()] = storage.nbytes()
+            found[where(storage)] = storage.nbytes()
     found.pop(0, None)  # empty storages, of ranks that got no rows
     return found
 
 
-class _Sizes:
+class Sizes:
     """Exact bytes of parameters, gradients and optimizer states, and where they lie."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    def __init__(self, device: torch.device, where: Callable[[torch.UntypedStorage], int] = address) -> None:
+        self.device, self.where = device, where
         self.gradients: dict[int, int] = {}
         self.kept_gradients: dict[int, int] = {}
         self.parameters: dict[int, int] = {}
         self.optimizer: dict[int, int] = {}
 
     def backward_done(self, prepared: Prepared) -> None:
-        self.gradients = storages((parameter.grad for parameter in prepared.model.parameters()), self.device)
+        self.gradients = storages(
+            (parameter.grad for parameter in prepared.model.parameters()), self.device, self.where
+        )
 
     def step_done(self, prepared: Prepared) -> None:
-        self.parameters = storages(prepared.model.parameters(), self.device)
-        self.kept_gradients = storages((parameter.grad for parameter in prepared.model.parameters()), self.device)
+        self.parameters = storages(prepared.model.parameters(), self.device, self.where)
+        self.kept_gradients = storages(
+            (parameter.grad for parameter in prepared.model.parameters()), self.device, self.where
+        )
         states = (value for state in prepared.states.state.values() for value in state.values())
-        self.optimizer = storages(states, self.device)
+        self.optimizer = storages(states, self.device, self.where)
 
     def lasting(self) -> dict[int, str]:
         """Addresses of what outlives every step."""
@@ -97,7 +115,7 @@ class _Sizes:
         return gradients | history.identify(step_end, self.lasting())
 
 
-def _steady(first: int, last: int) -> range:
+def steady_steps(first: int, last: int) -> range:
     """Steps that count as steady: all but the first, which makes the optimizer's states."""
     return range(min(first + 1, last), last + 1)
 
@@ -109,7 +127,7 @@ class CpuMeter:
 
     def __init__(self, last_step: int) -> None:
         self.last_step = last_step
-        self.sizes = _Sizes(torch.device("cpu"))
+        self.sizes = Sizes(torch.device("cpu"))
         self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
         self.profile.start()
 
@@ -133,13 +151,13 @@ class CpuMeter:
         _walk(self.profile.profiler.kineto_results.experimental_event_tree(), (), events, boundaries)
         history = History(events, boundaries, kept=self.sizes.lasting())
         windows = history.windows()
-        steady = _steady(min(window.step for window in windows if window.step >= 0), self.last_step)
+        steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
         peaks: dict[tuple[int, str], int] = {}
         for window in windows:
             key = window.step, window.moment
             peaks[key] = max(peaks.get(key, 0), window.peak)
         begin = next(window.first for window in windows if window.step == steady[0])
-        return _measurement(
+        return summary(
             self, rank, {key: peak for key, peak in peaks.items() if key[0] in steady},
             init_peak=int(history.live[:begin].max(initial=0)),
             timeline=history.timeline(self.last_step, self.sizes.categories(history, self.last_step)),
@@ -170,7 +188,7 @@ class CudaMeter:
 
     def __init__(self, device: torch.device, last_step: int) -> None:
         self.device, self.last_step = device, last_step
-        self.sizes = _Sizes(device)
+        self.sizes = Sizes(device)
         self.peaks: dict[tuple[int, str], int] = {}
         self.reserved: dict[tuple[int, str], int] = {}
         self.used: dict[tuple[int, str], int] = {}
@@ -207,9 +225,9 @@ class CudaMeter:
         ]
         history = History([*self.baseline, *events], self.boundaries)
         first = min(step for step, _ in self.peaks if step >= 0)
-        steady = _steady(first, self.last_step)
+        steady = steady_steps(first, self.last_step)
         early = [peak for (step, _), peak in self.peaks.items() if step not in steady]
-        return _measurement(
+        return summary(
             self, rank, {key: peak for key, peak in self.peaks.items() if key[0] in steady},
             init_peak=max(early, default=0),
             timeline=history.timeline(self.last_step, self.sizes.categories(history, self.last_step)),
@@ -241,9 +259,7 @@ def _rounded(size: int) -> int:
     return -(-size // _CUDA_BLOCK) * _CUDA_BLOCK
 
 
-def _measurement(
-    meter: CpuMeter | CudaMeter, rank: int, peaks: dict[tuple[int, str], int], **rest: Any
-) -> RankMeasurement:
+def summary(meter: Metered, rank: int, peaks: dict[tuple[int, str], int], **rest: Any) -> RankMeasurement:
     by_moment = {
         moment: max(peak for (_, name), peak in peaks.items() if name == moment)
         for moment in MOMENTS

@@ -2,7 +2,7 @@
 
 Keys are columns of the file, and what the file has no column for: ``torch`` (release), ``optimizer_kind``, ``loss`` (how
 its logits are held), ``fsdp`` (1 or 2), ``allocator`` (PYTORCH_CUDA_ALLOC_CONF), ``context`` (MiB outside of torch,
-lowest-highest), ``dropout FAMILY``, ``implementation FAMILY`` (fields of Implementation), ``qkv`` (one ``fused`` product),
+lowest-highest), ``dropout FAMILY`` and ``implementation FAMILY`` (fields of Implementation; of GPTBigCode its own), ``qkv`` (one ``fused`` product),
 ``head`` (its ``own`` matrix, even where the config ties it) and ``flash`` (takes queries as they are ``grouped``).
 """
 

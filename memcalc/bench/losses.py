@@ -9,7 +9,7 @@ from memcalc.bench.reading import Reading
 from memcalc.loss import Loss
 from memcalc.precision import PRECISIONS
 
-__all__ = ["loss_of"]
+__all__ = ["GPT_BIGCODE", "loss_of"]
 
 # (pattern in the notes, the word of _FORMS), the first that fits.
 _NOTED = (
@@ -21,7 +21,7 @@ _NOTED = (
     (r"cumulative step: \+ (packed dataset|compile)", "float32"),
 )
 # Models of transformers up to 4.49 that do not make logits float32 (modeling_gpt_bigcode.py).
-_SIXTEEN_BIT = r"santacoder|starcoder|bigcode"
+GPT_BIGCODE = r"santacoder|starcoder|bigcode"
 # litgpt/utils.py, chunked_cross_entropy: chunk_size=128.
 _LITGPT_CHUNK = 128
 # A word → the plan's fields, and what is assumed with it.
@@ -65,7 +65,7 @@ def loss_of(reading: Reading, precision: str, tokens: int) -> dict[str, Any]:
     if not row["vocab"] or not tokens:
         return {}
     default = reading.default("loss")
-    if default == "shifted" and re.search(_SIXTEEN_BIT, row["model"], re.IGNORECASE):
+    if default == "shifted" and re.search(GPT_BIGCODE, row["model"], re.IGNORECASE):
         default = "16-bit, shifted"
     word = next((word for pattern, word in _NOTED if re.search(pattern, row["notes"])), default)
     if word == "in place":

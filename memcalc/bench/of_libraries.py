@@ -16,6 +16,7 @@ _TRANSFORMERS = {
     "quantisation": Default("double", "fms-acceleration, framework_plugin_bnb.py: bnb_4bit_use_double_quant=True"),
     "dropout bert": Default("0.1", "configuration_bert.py: hidden_dropout_prob, attention_probs_dropout_prob"),
     "dropout gpt2": Default("0.1", "configuration_gpt2.py: resid_pdrop, embd_pdrop, attn_pdrop"),
+    "dropout gpt_bigcode": Default("0.1", "configuration_gpt_bigcode.py: resid_pdrop, embd_pdrop, attn_pdrop"),
     "dropout t5": Default("0.1", "configuration_t5.py: dropout_rate"),
     "flash": Default("grouped", "modeling_llama.py, LlamaFlashAttention2: k and v are not repeated"),
     "implementation gpt2": Default(
@@ -27,6 +28,12 @@ _TRANSFORMERS = {
     ),
     "implementation decoder": Default(
         "norm=python, softmax=float32", "modeling_granite.py: GraniteRMSNorm; softmax in float32"
+    ),
+    "implementation gpt_bigcode": Default(
+        "softmax=scripted", "modeling_gpt_bigcode.py: upcast_masked_softmax, which TorchScript differentiates"
+    ),
+    "implementation opt": Default(
+        "softmax=clamped", "modeling_opt.py up to 4.49: torch.max of the scores and the lowest number"
     ),
     "implementation moe": Default(
         "norm=python, grouped=repeat, softmax=float32", "modeling_mixtral.py: MixtralRMSNorm, repeat_kv"
@@ -156,8 +163,8 @@ OF_LIBRARIES = (
         name="Hugging Face Trainer of 2022",
         sources=("huggingface/transformers docs/source/performance",),
         defaults={
-            "torch": Default("1.12", "the page is of early 2022, and 1.12 the oldest release memcalc knows"),
-            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
+            "torch": Default("1.10", "the page is of early 2022; 1.11 came in March"),
+            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW, one weight after the other"),
             "context": Default("1343-1343", "the page: 1343 MB when the kernels are loaded"),
             **_TRANSFORMERS,
         },
@@ -166,8 +173,8 @@ OF_LIBRARIES = (
         name="Hugging Face's blog of 2021 and 2022",
         sources=("huggingface/blog",),
         defaults={
-            "torch": Default("1.12", "torch 1.7 to 1.11 by its posts; 1.12 is the oldest release memcalc knows"),
-            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW; torch 1.12 takes foreach only when told to"),
+            "torch": Default("1.10", "torch 1.7 to 1.11 by its posts; 1.10 is the oldest release memcalc knows"),
+            "optimizer_kind": Default("for-loop", "transformers/optimization.py, AdamW, one weight after the other"),
             "loss": Default("shifted", "modeling_gpt2.py of its day: shift_logits = lm_logits[..., :-1, :].contiguous()"),
             **_TRANSFORMERS,
         },

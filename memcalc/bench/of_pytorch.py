@@ -20,6 +20,7 @@ _TORCHTITAN = {
 }
 
 _TORCHTITAN_2025 = _TORCHTITAN | {
+    "optimizer_kind": Default("fused", "torchtitan/config_manager.py from pull request 881 of February 2025 on: fused"),
     "torch": Default("2.8", "README.md: a nightly build"),
     "compiled loss": Default("yes", "torchtitan/components/loss.py, build_cross_entropy_loss: compiled with the model"),
 }

@@ -34,6 +34,12 @@ METERS = {
 }
 """What each word of the column ``metric`` measures; a boundary is a run of which only the outcome is known."""
 
+_NUMBERS = (
+    "n_params", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq_len", "micro_batch_per_gpu", "grad_accum",
+    "n_gpus", "gpu_gib", "lora_rank",
+)  # fmt: skip
+"""Columns that hold a number, or words where a source does not state one."""
+
 _TIER = re.compile(r"\s*tier ([ABC])\b")
 _WHOLE = re.compile(r"[0-9]{1,15}")
 
@@ -61,6 +67,11 @@ class Row:
         """One of the columns MESSAGE, which a file need not have; None for a blank."""
         text = self.cells.get(column, "")
         return float(text) if text else None
+
+    @property
+    def impossible(self) -> list[str]:
+        """Columns with a number that none can be, such as -8, nan or 3.5 layers, whether or not it is needed."""
+        return [name for name in _NUMBERS if not _possible(self.cells[name], whole=name != "gpu_gib")]
 
     @property
     def meter(self) -> str:
@@ -132,6 +143,14 @@ def _row(where: str, header: list[str], values: list[str]) -> Row:
         if cells.get(name):
             _gib(where, name, cells[name])
     return Row(id=cells["id"], source=cells["source"], metric=metric, measured=measured, cells=cells)
+
+
+def _possible(text: str, *, whole: bool) -> bool:
+    try:
+        value = float(text)
+    except ValueError:
+        return True  # blank, or words, which are read where they are needed
+    return 0 <= value < 1e15 and (not whole or value.is_integer())  # NaN fails
 
 
 def _gib(where: str, name: str, text: str) -> float:

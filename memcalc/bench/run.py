@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 from memcalc.bench.boundary import outcomes, states
@@ -15,6 +16,7 @@ from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate, verdict
 from memcalc.hardware import GPUS
 from memcalc.outside import outside
+from memcalc.plan import Plan
 from memcalc.reserved import replayed, reserved_range
 
 __all__ = ["by_meter", "by_source", "reasons", "result", "score"]
@@ -28,7 +30,7 @@ def score(row: Row) -> Score:
     if said.plan is None:
         return _skipped(row, said, [lack.reason for lack in said.lacks])
     try:
-        found = estimate(said.plan, said.stage)
+        found = _estimate(said.plan, said.stage)
     except InputError as error:
         return _skipped(row, said, [f"no estimate: {str(error).replace(';', ',')}"])
     if said.lacks and found.steady.moment != "step":
@@ -50,6 +52,12 @@ def score(row: Row) -> Score:
         needed_gib=round(allocated + tried, 4) if row.metric == "OOM" and allocated and tried else None,
         state_bound=states(found.timeline) > said.usable.high if boundary and said.usable else None,
     )
+
+
+@lru_cache(maxsize=1)
+def _estimate(plan: Plan, stage: int | None) -> Estimate:
+    """A run that was read with several meters stands in rows one after the other."""
+    return estimate(plan, stage)
 
 
 def _verdict(said: Said, found: Estimate) -> str:
@@ -77,13 +85,13 @@ def _reading(row: Row, said: Said, found: Estimate) -> float:
     """Bytes in the row's meter; a boundary is held against the device."""
     if row.meter == "allocated":
         # The counter is of blocks, which keep what is too small to split off (c10/cuda/CUDACachingAllocator.cpp).
-        return replayed(found.plan, found.timeline).peak_allocated
+        return (found.held or replayed(found.plan, found.timeline)).peak_allocated
     card = found.plan.gpu_row
     rest = outside(found.plan, card, said.context).point
     # A full card makes the allocator give cached segments back. What ran cannot have needed more than the card;
     # where the estimate does, it shall show, so the replay is run again without an end.
     capacity = said.usable.low - rest if said.usable else None
-    held = reserved_range(found.plan, found.timeline, capacity=capacity).point
+    held = reserved_range(found.plan, found.timeline, capacity=capacity, free=found.held).point
     return held if row.meter == "reserved" else held + rest
 
 

@@ -11,7 +11,7 @@ from memcalc.bench.adapters import adapter_of, settle_base
 from memcalc.bench.cards import card_of
 from memcalc.bench.layouts import stage_of, strategy_of
 from memcalc.bench.lengths import settle_length
-from memcalc.bench.losses import loss_of
+from memcalc.bench.losses import GPT_BIGCODE, loss_of
 from memcalc.bench.megatron import megatron_run, tokens_of
 from memcalc.bench.perceptrons import dropout_of
 from memcalc.bench.pictures import images_of
@@ -37,6 +37,8 @@ _NOTED = (
 )  # fmt: skip
 # fms-acceleration, plugins/fused-ops-and-kernels: RMSNorm that keeps its input, rotary positions in place.
 _KERNELS = "norm=fused, rotary=kernel"
+# Models of a family whose code in transformers has defaults of its own.
+_OWN_CODE = ((GPT_BIGCODE, "gpt_bigcode"), (r"^opt-", "opt"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,6 +59,8 @@ class Said:
 def say(row: Row) -> Said:
     """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
+    for column in row.impossible:
+        reading.lack(f"{column.replace('_', ' ')} is {row[column]!r}, which it cannot be")
     settle_length(reading)
     quantize = settle_base(reading)
     built = model_of(reading)
@@ -140,7 +144,13 @@ def _extras(reading: Reading) -> None:
 
 def _dropout(reading: Reading, built: Model) -> float:
     """What the name of an MLP states, else the framework's for the family."""
-    return dropout_of(reading.row["model"]) or float(reading.default(f"dropout {built.family}") or 0)
+    return dropout_of(reading.row["model"]) or float(reading.default(f"dropout {_code(reading, built)}") or 0)
+
+
+def _code(reading: Reading, built: Model) -> str:
+    """Whose code a framework's defaults speak of: a family's, or that of one kind of it."""
+    own = (name for pattern, name in _OWN_CODE if re.search(pattern, reading.row["model"], re.IGNORECASE))
+    return next(own, built.family)
 
 
 def _set_to_none(reading: Reading, torch: str) -> bool:
@@ -159,7 +169,7 @@ def _reentrant(reading: Reading, built: Model) -> bool:
 def _implementation(reading: Reading, built: Model, adapter: Adapter) -> Implementation:
     """How the framework writes the family's layers; torch.compile makes no difference between norms or positions."""
     kernels = re.search("fused Triton|Liger RMSNorm", reading.row["notes"])
-    said = _KERNELS if kernels else reading.default(f"implementation {built.family}")
+    said = _KERNELS if kernels else reading.default(f"implementation {_code(reading, built)}")
     values = dict(pair.split("=") for pair in said.split(", ")) if said else {}
     if adapter.fused and adapter.targets == "all-linear":
         values["gate_up"] = "kernel"

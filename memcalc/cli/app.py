@@ -21,7 +21,19 @@ from memcalc.tables import printable
 
 __all__ = ["app"]
 
-COMMANDS = ("estimate", "recommend", "launch", "compare", "validate", "bench", "explain-meters")
+COMMANDS = (
+    "estimate",
+    "rehearse",
+    "recommend",
+    "strategies",
+    "launch",
+    "compare",
+    "validate",
+    "bench",
+    "explain-meters",
+    "snapshot",
+    "doctor",
+)
 """Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -29,12 +41,14 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 EXAMPLES = """\b
 Examples:
   memcalc estimate gpt2 --batch-size 8 --gpu a100-80gb
+  memcalc rehearse llama-3-8b --gpus 8 --strategy fsdp-full-shard --seq-len 4096 --precision amp-bf16
   memcalc estimate --params 7b --adam --precision amp-bf16
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --save-plan plan.json
   memcalc launch plan.json --data book.txt --steps 200 --out run
   memcalc compare run
   memcalc bench --source lightning
   memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB --device 15.6GiB --gpu a100-80gb
+  memcalc snapshot snapshot.pickle
 
 Every command explains itself: memcalc estimate --help
 """

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -45,7 +47,7 @@ def command(
     has no terms for is skipped and counted, with the reason. JSON and CSV list every row, or with --worst those.
     """
     rows = select(read_rows(file or FACTS), tier=tier and tier.upper(), use=use, source=source)
-    scores = [run.score(row) for row in rows]
+    scores = list(_scored(rows))
     furthest = worst(scores, count) if count else []
     if format_ == "json":
         click.echo(json.dumps(run.result(rows, scores, furthest if count else scores), indent=2))
@@ -53,6 +55,17 @@ def command(
         click.echo(render([_row(found) for found in (furthest if count else scores)], ROWS, "csv"))
     else:
         _report(rows, scores, furthest, format_)
+
+
+def _scored(rows: list[Row]) -> Iterator[Score]:
+    """One row after the other; somebody who watches a terminal sees how far it is."""
+    watched = sys.stderr.isatty()
+    for done, row in enumerate(rows):
+        if watched:
+            click.echo(f"\r{done} of {len(rows)} rows", nl=False, err=True)
+        yield run.score(row)
+    if watched:
+        click.echo(f"\r{' ' * len(f'{len(rows)} of {len(rows)} rows')}\r", nl=False, err=True)
 
 
 def _report(rows: list[Row], scores: list[Score], furthest: list[Score], format_: str) -> None:

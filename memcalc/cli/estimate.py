@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from textwrap import fill
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
 from memcalc.errors import InputError
@@ -16,7 +18,11 @@ from memcalc.plan import Plan
 from memcalc.tables import FORMATS
 from memcalc.units import format_both, format_count
 
-__all__ = ["command"]
+if TYPE_CHECKING:
+    from memcalc.estimate import Rehearsed
+    from memcalc.timeline import Timeline
+
+__all__ = ["command", "rehearsed"]
 
 EXAMPLES = (
     """\b
@@ -43,6 +49,7 @@ SLOW = 2000
 
 @click.command("estimate", cls=Command, epilog=EXAMPLES)
 @plan_options
+@config_options
 @option("The answer", "--plan", "plan_file", type=File(), metavar="FILE", help="Estimate a saved plan instead.")
 @option("The answer", "--save-plan", type=File(), metavar="FILE", help="Save the plan, for --plan and memcalc launch.")
 @option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
@@ -51,8 +58,9 @@ SLOW = 2000
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
 @option("The answer", "--check", is_flag=True, help="Exit with 1 when the plan does not fit on --gpu.")
 def command(
-    plan_file: Path | None, save_plan: Path | None, format: str, explain: bool, check: bool, **words: object
-) -> None:
+    plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
+    check: bool, **words: Any,
+) -> None:  # fmt: skip
     """Predict the peak memory of a training run on its fullest GPU.
 
     MODEL is a named model, whose numbers the options below change; or leave it out and give --params.
@@ -60,35 +68,69 @@ def command(
     from memcalc.cli.report import explanation, summary
     from memcalc.estimate import estimate, usable_bytes
 
-    plan = _plan(plan_file, words)
+    plan = _plan(plan_file, config, scale, words)
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
         click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
-    found = estimate(plan)
+    rehearsal = rehearsed(plan, words) if plan.model.module.factory else None
+    found = estimate(plan, rehearsal=rehearsal)
     if check and plan.gpu is None:
         raise InputError("--check needs --gpu NAME: without one it is not known what the plan should fit on")
     if save_plan is not None:
         plan.save(save_plan)
     if explain and format in ("csv", "json"):
-        click.echo(explanation(plan, format))
+        click.echo(explanation(plan, format, _timeline(rehearsal)))
     elif format == "json":
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
         click.echo(summary(found, format))
         if explain:
-            click.echo("\n" + explanation(plan, format))
+            click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
     if check and plan.gpu_row is not None and found.verdict == "does-not-fit":
         needed, there = format_both(found.device.low), format_both(usable_bytes(plan, plan.gpu_row))
         click.echo(f"memcalc: does not fit: it needs at least {needed}, {plan.gpu} has {there}", err=True)
         raise click.exceptions.Exit(1)
 
 
-def _plan(plan_file: Path | None, words: dict[str, object]) -> Plan:
+def _timeline(rehearsal: Rehearsed | None) -> Timeline | None:
+    return None if rehearsal is None else rehearsal.timeline
+
+
+def _plan(plan_file: Path | None, config: Path | None, scale: int | None, words: dict[str, Any]) -> Plan:
+    if config is None:
+        refuse_without_config(scale)
+    elif plan_file is not None:
+        raise InputError(f"--plan {plan_file} and --config {config} both say what to estimate; leave one out")
+    else:
+        return configured(config, words, scale)[0]
     if plan_file is None:
         plan = build_plan(words)
         check_effect(words, plan)
         return plan
-    said = [name.replace("_", " ") for name in given(words)]
+    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "module_timeout")]
     if said:
         raise InputError(f"--plan {plan_file} says the whole plan; leave out: {', '.join(said)}")
-    return Plan.load(plan_file)
+    plan = Plan.load(plan_file)
+    if words.get("module") is not None:
+        from memcalc.module import confirm_code
+
+        confirm_code(plan, str(words["module"]), "")
+    return plan
+
+
+def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsed | None:
+    """A rehearsal of the plan's module, whose code was named; None where it was not."""
+    from memcalc.estimate import GUESSED, REHEARSED, Rehearsed
+    from memcalc.module import TIMEOUT_SECONDS, rehearse
+
+    own = plan.model.module
+    if words.get("module") is None and not own.factory.endswith(".json"):
+        return None
+    if not plan.micro_batch:
+        return Rehearsed(timeline=None)
+    try:
+        measured, guessed = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
+    except InputError as error:
+        return Rehearsed(timeline=None, remarks=(f"activations are not counted: it cannot be rehearsed ({error})",))
+    remarks = (REHEARSED, GUESSED.format(guessed)) if guessed else (REHEARSED,)
+    return Rehearsed(timeline=measured.timeline, remarks=remarks, sure=not guessed)

@@ -25,7 +25,7 @@ Examples:
   memcalc explain-meters --allocated 18561MiB --active 25765MiB --reserved 27000MiB
   memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB --device 15.6GiB --gpu a100-80gb
   memcalc explain-meters --reserved 2MiB --device 1008MiB --format json
-  memcalc explain-meters --history snapshot.json --allocator max_split_size_mb:128
+  memcalc explain-meters --history snapshot.pickle --allocator max_split_size_mb:128
 """
 _WHAT_IF = "expandable_segments:True"
 
@@ -39,7 +39,7 @@ _WHAT_IF = "expandable_segments:True"
     "--history",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="torch.cuda.memory._snapshot() as JSON, in place of the first three: they are replayed from it.",
+    help="What torch.cuda.memory._dump_snapshot wrote, in place of the first three: they are replayed from it.",
 )
 @click.option("--allocator", metavar="TEXT", help="With --history: what would this PYTORCH_CUDA_ALLOC_CONF reserve?")
 @click.option("--gpu", type=Name("GPU", GPUS), metavar="NAME", help="The card, for its ranges of context and NCCL.")

@@ -12,9 +12,10 @@ import click
 
 from memcalc.catalog import Catalog
 from memcalc.errors import InputError, UnknownNameError, shorten
+from memcalc.hf.paths import config_path
 from memcalc.units import parse_bytes, parse_count
 
-__all__ = ["Bytes", "Checkpointing", "Count", "File", "Name", "Shape", "Whole"]
+__all__ = ["Bytes", "Checkpointing", "Count", "File", "ModelName", "Name", "Shape", "Whole"]
 
 _MOST = 10**12  # of samples, tokens, ranks ...: past it a number is a slip
 
@@ -48,6 +49,14 @@ class Name(Kind):
         return text.lower()
 
 
+class ModelName(Name):
+    """A name from the catalog of models, or the path of a config.json or of a folder that has one."""
+
+    def read(self, text: str, option: str) -> str | Path:  # type: ignore[override]
+        path = None if text in self.known else config_path(text)
+        return super().read(text, option) if path is None else path
+
+
 class Whole(Kind):
     """A whole number from ``least`` on."""
 
@@ -79,16 +88,16 @@ class Bytes(Kind):
 
 
 class Shape(Kind):
-    """The elements of a shape: ``224x224x3`` is 150528."""
+    """A shape: ``224x224x3``."""
 
-    def read(self, text: str, option: str) -> int:
+    def read(self, text: str, option: str) -> tuple[int, ...]:
         words = re.split("[x×*,]", text.strip().lower())
         if not all(re.fullmatch(r"[0-9]{1,30}", word.strip()) for word in words):
             raise InputError(f"{option} {shorten(text)} cannot be read; write it like 224x224x3 or 1024")
         parts = [Whole().read(word, option) for word in words]
         if prod(parts) > _MOST:
             raise InputError(f"{option} {shorten(text)} has more than 10**12 elements")
-        return prod(parts)
+        return tuple(parts)
 
 
 class Checkpointing(Kind):

@@ -11,13 +11,17 @@ import click
 from click.core import ParameterSource
 
 from memcalc.cli.compare import compare_table, summary
-from memcalc.cli.kinds import File, Name, Whole
+from memcalc.cli.config import config_options, configured, refuse_without_config
+from memcalc.cli.kinds import File, ModelName, Name, Whole
+from memcalc.cli.options import Command, beside_options, given
 from memcalc.compare import compare_run
-from memcalc.errors import FileError
+from memcalc.errors import FileError, InputError
 from memcalc.launch import Place, Run, check_place, launch, torchrun
 from memcalc.measurement import Measurement
+from memcalc.models import MODELS
+from memcalc.module import confirm_code, rehearse
 from memcalc.plan import Plan
-from memcalc.run_folder import continued, newest_checkpoint
+from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
 from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
@@ -27,10 +31,12 @@ Examples:
   memcalc launch plan.json --data book.txt --steps 200 --out run
   memcalc launch plan.json --data books/ --steps 1000 --checkpoint-every 100 --eval-every 100 --out run
   memcalc launch run/plan.json --steps 2000 --out run --resume
+  memcalc launch gpt2-tiny --config fsdp_config.yaml --scale-to-ranks 2 --out run
   memcalc launch plan.json --checkpoint-every 100 --max-restarts 3 --on-oom next --out run
   memcalc launch plan.json --out /shared/run --nodes 2 --node-rank 0 --rdzv node0:29500    # and rank 1 on the other
   memcalc launch plan.json --out run --dry-run
 
+With --config the argument is a model, and options of a plan may stand beside it: see memcalc estimate --help.
 The folder of a run holds plan.json, training.json, logs/, measured/, run.json, checkpoints/ and weights/.
 Ctrl-C stops all ranks; a second one kills them at once. SIGTERM lets them save a checkpoint first (within
 25 s): the exit code is then 75, and --resume goes on as if nothing had been. Several nodes need a folder that all
@@ -38,8 +44,10 @@ of them share.
 """
 
 
-@click.command(epilog=EXAMPLES)
-@click.argument("plan", type=File(), metavar="PLAN.json")
+@click.command(cls=Command, epilog=EXAMPLES)
+@beside_options
+@click.argument("plan", required=False, type=File(), metavar="PLAN.json|MODEL")
+@config_options
 @click.option(
     "--data",
     type=File(),
@@ -48,7 +56,7 @@ of them share.
 )
 @click.option("--tokenizer", type=File(), metavar="JSON", help="A tokenizers file; default: bytes are tokens.")
 @click.option("--steps", type=int, default=20, show_default=True, help="Optimizer steps in all.")
-@click.option("--out", type=File(), required=True, metavar="DIR", help="Folder of the run; new or empty.")
+@click.option("--out", type=File(), metavar="DIR", help="Folder of the run, new or empty; --config may say one.")
 @click.option(
     "--resume",
     is_flag=True,
@@ -57,13 +65,18 @@ of them share.
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)
 @click.option(
+    "--schedule", default="", metavar="JSON", help="The learning rate by step, as a DeepSpeed file's scheduler says it."
+)
+@click.option(
     "--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them."
 )
 @click.option(
     "--accelerate", is_flag=True, help="Let accelerate's Accelerator.prepare put the strategy around the model."
 )
 @click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
-@click.option("--checkpoint-every", type=int, default=0, metavar="N", help="Save every N steps; 0: at the end only.")
+@click.option(
+    "--checkpoint-every", "save_every", type=int, default=0, metavar="N", help="Save every N steps; 0: at the end only."
+)
 @click.option(
     "--measure-steps",
     type=int,
@@ -105,8 +118,10 @@ of them share.
 def command(
     ctx: click.Context,
     /,
-    plan: Path,
-    out: Path,
+    plan: Path | None,
+    out: Path | None,
+    config: Path | None,
+    scale: int | None,
     nodes: int | None,
     node_rank: int | None,
     rdzv: str,
@@ -115,23 +130,33 @@ def command(
     dry_run: bool,
     **options: Any,
 ) -> None:
-    """Train the plan in PLAN.json on this machine's GPUs or CPUs under torchrun.
+    """Train the plan in PLAN.json, or what --config says of MODEL, on this machine's GPUs or CPUs under torchrun.
 
     Ends with estimated against measured memory, the evaluation loss and where the checkpoint is.
     """
-    what = Plan.load(plan)
-    what = replace(what, nodes=nodes) if nodes else what
+    typed = {name for name in options if ctx.get_parameter_source(name) != ParameterSource.DEFAULT}
+    trains = {_FIELDS.get(name, name): options.pop(name) for name in _TRAINING}
+    chosen = {_FIELDS.get(name, name) for name in _TRAINING if name in typed}
+    what, found = _plan(plan, config, scale, {**options, "nodes": nodes})
+    out = out or found.pop("out", None)
+    if out is None:
+        raise InputError("--out DIR is missing: a new folder for the run")
+    trains |= {field: value for field, value in found.items() if field not in {*chosen, "out"}}
     # SLURM sets the node's number for any job; a plan for one node has no use for it.
     place = Place(node=(node_rank or 0) if what.nodes > 1 else 0, rendezvous=rdzv, restarts=max_restarts)
     if dry_run:
-        click.echo(dry(what, Training(**options), place, plan_file=plan, out=out))
+        file = plan if plan is not None and config is None else out / "plan.json"
+        if config is not None:
+            click.echo(
+                f"memcalc: {file} is the plan that memcalc estimate --config {config} --save-plan writes", err=True
+            )
+        click.echo(dry(what, Training(**trains), place, plan_file=file, out=out))
         return
     how: dict[str, Any] = {"place": place, "on_oom_next": on_oom == "next"}
-    if not options["resume"]:
-        run_and_show(what, out=out, training=Training(**options), **how)
+    if not trains["resume"]:
+        run_and_show(what, out=out, training=Training(**trains), **how)
         return
-    given = {key: value for key, value in options.items() if ctx.get_parameter_source(key) != ParameterSource.DEFAULT}
-    training, changed = continued(out, given)
+    training, changed = continued(out, {field: trains[field] for field in chosen})
     if changed:
         click.echo(changed)
     checkpoint = newest_checkpoint(out)
@@ -139,6 +164,34 @@ def command(
         click.echo(f"already at step {checkpoint[0]}; give more --steps to go on")
         return
     run_and_show(what, out=out, training=training, **how)
+
+
+_TRAINING = (
+    "data", "tokenizer", "steps", "resume", "seed", "learning_rate", "clip", "eval_every", "save_every", "measure_steps",
+    "keep_checkpoints", "schedule", "accelerate",
+)  # fmt: skip
+"""Options that say how to train, by their parameters' names."""
+_FIELDS = {"save_every": "checkpoint_every"}
+"""Those that Training calls otherwise."""
+
+
+def _plan(
+    plan: Path | None, config: Path | None, scale: int | None, words: dict[str, Any]
+) -> tuple[Plan, dict[str, Any]]:
+    """What to train, and what a launch file says of how, its folder under ``out``."""
+    if config is not None:
+        model = None if plan is None else ModelName("model", MODELS).read(str(plan), "MODEL")
+        what, found = configured(config, {**words, "model": model}, scale)
+        return what, {name: Path(value) if name == "out" else value for name, value in found.items()}
+    refuse_without_config(scale)
+    if plan is None:
+        raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")
+    nodes = words.pop("nodes")
+    if said := [name.replace("_", " ") for name in given(words) if name != "module"]:
+        raise InputError(f"{plan} says the whole plan; leave out: {', '.join(said)}")
+    what = Plan.load(plan)
+    confirm_code(what, words.get("module"), f"memcalc launch {plan}")
+    return replace(what, nodes=nodes) if nodes else what, {}
 
 
 def dry(plan: Plan, training: Training, place: Place, *, plan_file: Path, out: Path) -> str:
@@ -163,6 +216,11 @@ def run_and_show(plan: Plan, *, out: Path, training: Training, **how: Any) -> No
     if how.get("place", Place()).node:
         click.echo(f"done in {run.seconds:.1f} s; the first node shows what came of it")
         return
+    if plan.model.module.factory:
+        try:
+            rehearse(plan)[0].save(out / REHEARSAL)
+        except InputError as error:
+            click.echo(f"activations are not estimated: {error}")
     click.echo()
     try:
         comparison = compare_run(out)

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from math import prod
+from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
 
 import click
 
-from memcalc.cli.kinds import Bytes, Checkpointing, Count, Name, Shape, Whole
+from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
 from memcalc.errors import InputError
 from memcalc.groups import Group
 from memcalc.hardware import GPUS
+from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
 from memcalc.plan import Plan
@@ -20,7 +23,9 @@ from memcalc.precision import PRECISIONS
 from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["Command", "Words", "build_model", "build_plan", "check_effect", "given", "option", "plan_options"]
+__all__ = [
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+]  # fmt: skip
 
 Words = Mapping[str, Any]
 """What was typed, by parameter name; None where nothing was."""
@@ -33,6 +38,7 @@ _PLAN = (
     "checkpoint_every", "reentrant", "attention", "dropout", "loss_dtype", "keep_logits", "bucket_mb", "bucket_views", "device", "gpu", "torch",
     "allocator",
 )  # fmt: skip
+_READS = {"features": "--input-shape", "tokens": "--seq-len", "sample": "--sample"}
 _SPELLED = {"features": "--input-shape", "layer_bytes": "--activation-per-layer", "kv_heads": "--kv-heads"}
 
 
@@ -83,7 +89,7 @@ def _whole(section: str, *names: str, help: str) -> Callable[[Function], Functio
 
 _M, _T, _W = "The model", "The training", "Where it runs"
 _OPTIONS = (
-    click.argument("model", required=False, type=Name("model", MODELS)),
+    click.argument("model", required=False, type=ModelName("model", MODELS)),
     option(_M, "--params", "parameters", type=Count(), metavar="COUNT", help="A model known by its size: 1e9, 7b, 124M."),
     _whole(_M, "--layers", help="Blocks (with --params: layers)."),
     _whole(_M, "--hidden", help="Width; --ffn follows where it is 4 times it."),
@@ -98,6 +104,14 @@ _OPTIONS = (
     option(_M, "--activation-per-layer", "layer_bytes", type=Bytes(), metavar="SIZE",
            help="With --params: what one layer keeps for the whole micro batch, such as 64KB. "
            "Left out: one output of the sample's size."),
+    option(_M, "--module", metavar="FILE:NAME",
+           help="A module of your own: a callable that returns it, as package.file:name or path/file.py:name. "
+           "Its code is run, in a process of its own."),
+    option(_M, "--sample", metavar="FILE:NAME",
+           help="With --module: a callable that is given a number of samples and returns a batch."),
+    option(_M, "--wrap", metavar="CLASS",
+           help="With --module: the class whose modules are sharded and checkpointed one by one.  [default: found]"),
+    _whole(_M, "--module-timeout", help="With --module: seconds its code may take.  [default: 120]"),
     option(_M, "--attention", type=Name("attention", ATTENTIONS), metavar="KIND",
            help=f"{_one_of(ATTENTIONS)}  [default: auto]"),
     option(_M, "--dropout", type=float, metavar="P", help="Dropout probability, for models that have dropout."),
@@ -139,6 +153,7 @@ _HEADINGS = {
     "fsdp": "FSDP", "deepspeed": "DeepSpeed", "offload": "Offload",
     "checkpointing": "Selective checkpointing",
     "startup": "Before the first step",
+    "frozen": "Frozen parts",
 }  # fmt: skip
 
 
@@ -168,6 +183,20 @@ def plan_options(command: Function) -> Function:
     return command
 
 
+def beside_options(command: Function) -> Function:
+    """The same options for a command with an argument of its own, but for those that it has already."""
+    plan_options(probe := lambda: None)
+    added: list[click.Option] = [param for param in _params(probe) if isinstance(param, click.Option)]
+    names = {param.name for param in _params(command)}
+    command.__click_params__ = [*(param for param in added if param.name not in names), *_params(command)]  # type: ignore[attr-defined]
+    return command
+
+
+def _params(command: Callable[..., Any]) -> list[click.Parameter]:
+    """Where click's decorators collect parameters, the last one first."""
+    return list(getattr(command, "__click_params__", []))
+
+
 def given(words: Words) -> dict[str, Any]:
     """Only what was typed."""
     return {name: value for name, value in words.items() if value is not None}
@@ -180,11 +209,18 @@ def build_model(words: Words) -> Model:
     (4096, 'size')
     """
     words = given(words)
+    if "module" in words:
+        return _own(words)
+    for only in ("sample", "wrap", "module_timeout"):
+        if only in words:
+            raise InputError(f"--{only.replace('_', '-')} is for a module of your own; give --module FILE:NAME")
+    if "features" in words:
+        words["shape"], words["features"] = words["features"], prod(words["features"])
     name, parameters = words.get("model"), words.get("parameters")
     if (name is None) == (parameters is None):
         both = f"not both the model {name} and --params" if name else f"one of: {', '.join(MODELS)}; or --params COUNT"
         raise InputError(f"give a model, {both}")
-    base = MODELS[name] if name else _sized(int(parameters or 0))
+    base = _read(name, words) if name else _sized(int(parameters or 0))
     changes = {field: words[field] for field in _RESHAPE if field in words}
     for field in changes:
         if not (getattr(base, field) or (name is None and field in _SIZE_KNOWS)):
@@ -194,6 +230,42 @@ def build_model(words: Words) -> Model:
         return dataclasses.replace(base, **changes)
     said = ", ".join(f"{field} {value}" for field, value in changes.items())
     return dataclasses.replace(base, **{**_followers(base, changes), **changes}, name=f"{base.name} ({said})")
+
+
+def _own(words: dict[str, Any]) -> Model:
+    """The module that was named, built and counted in a process of its own."""
+    from memcalc.module import TIMEOUT_SECONDS, describe  # starts processes, which nothing else here needs
+
+    if others := [name for name in ("model", "parameters") if name in words]:
+        raise InputError(
+            f"give a model or --module, not both: leave out {' and '.join(str(words[name]) for name in others)}"
+        )
+    for field in _RESHAPE:
+        if field in words and field != "features":
+            raise InputError(f"{_SPELLED.get(field, f'--{field}')} does not apply to --module, whose code says it")
+    if len(ways := [spelled for word, spelled in _READS.items() if word in words]) > 1:
+        raise InputError(f"{' and '.join(ways)} both say what the module reads; leave one out")
+    return describe(
+        words["module"],
+        sample=words.get("sample", ""),
+        wrap=words.get("wrap", ""),
+        shape=words.get("features", ()),
+        tokens=words.get("tokens", 0),
+        timeout=words.get("module_timeout", TIMEOUT_SECONDS),
+    )
+
+
+def _read(name: str | Path, words: Mapping[str, Any]) -> Model:
+    if isinstance(name, str):
+        return MODELS[name]
+    from memcalc.hf.reading import UnknownModelType, read_model  # a named model needs no rows
+
+    try:
+        return read_model(name)
+    except UnknownModelType as error:
+        from memcalc.module import by_transformers
+
+        return by_transformers(error, shape=words.get("shape", ()), tokens=words.get("tokens", 0))
 
 
 def _sized(parameters: int) -> Model:
@@ -236,10 +308,10 @@ def build_plan(words: Words) -> Plan:
     fields = {field: words[field] for field in _PLAN if field in words}
     reads = FAMILIES[model.family].reads
     if reads == "tokens":
-        fields.setdefault("tokens", model.context)
+        fields.setdefault("tokens", model.context - model.position_offset)
     elif "tokens" in fields:
         raise InputError(f"--seq-len does not apply to {model.name}, which reads no tokens")
-    if reads == "tokens" or model.features or model.layer_bytes:
+    if reads == "tokens" or model.features or model.layer_bytes or model.module.sample:
         fields.setdefault("micro_batch", 1)
     if "adam" in words and fields.setdefault("optimizer", "adam") != "adam":
         raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
@@ -249,8 +321,21 @@ def build_plan(words: Words) -> Plan:
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
         })  # fmt: skip
+    if isinstance(words.get("model"), Path):
+        fields["implementation"] = _as_transformers(words, model)
     fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
+
+
+def _as_transformers(words: Words, model: Model) -> Implementation:
+    """A config.json is of transformers' code, and computed as that is written; what was typed goes first."""
+    from memcalc.hf.reading import read_config
+
+    usual = Implementation.suited(model, read_config(words["model"]).written)
+    prefix = "implementation__"
+    return dataclasses.replace(usual, **{
+        name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)
+    })  # fmt: skip
 
 
 def _usual_kind(optimizer: str, device: str) -> str:

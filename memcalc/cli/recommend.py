@@ -16,18 +16,25 @@ from memcalc.tables import FORMATS, heading, printable, render
 from memcalc.units import format_both, format_bytes, format_count
 
 if TYPE_CHECKING:
+    from memcalc.confirmation import Confirmation
     from memcalc.plan import Plan
     from memcalc.recommend import Choice, Recommendation, Refusal
+    from memcalc.rehearsal import Rehearsal
     from memcalc.search import Search
 
-__all__ = ["command"]
+__all__ = ["EMITTED", "command"]
+
+EMITTED = ("fsdp", "deepspeed", "accelerate", "torchrun", "sbatch")
+"""What ``memcalc.configs.emit`` writes; to import it takes longer than most recommendations need."""
 
 EXAMPLES = """\b
 Examples:
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb
   memcalc recommend llama-3-8b --gpus 8 --gpu h100 --seq-len 4096 --global-batch 64
   memcalc recommend gpt2-xl --gpu rtx-4090 --checkpointing full --format markdown
+  memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --rehearse
   memcalc recommend gpt2-small-text --save-plan plan.json
+  memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --emit accelerate launch/
   memcalc recommend gpt2-small-text --launch --data book.txt --steps 200 --out run
 
 Without --gpu the GPUs of this machine are used; where it has none, its CPU cores and their RAM.
@@ -44,14 +51,24 @@ _S, _R = "The search", "The run"
 @option(_S, "--top", type=Whole(), default="5", metavar="N", help="Plans to show, one per structure.  [default: 5]")
 @option(_S, "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
+@option(
+    _S,
+    "--rehearse",
+    is_flag=True,
+    help="Confirm the first plan by a rehearsal (memcalc rehearse); one that does not fit by it makes way for the next.",
+)
 @option(_R, "--save-plan", type=File(), metavar="FILE", help="Save the first plan, for memcalc launch.")
+@option(_R, "--emit", nargs=2, type=(Name("format", EMITTED), File()), metavar="FORMAT DIR",
+        help=f"Write the first plan as a launch file into a folder. One of: {', '.join(EMITTED)}.")  # fmt: skip
+@option(_R, "--replace", is_flag=True, help="With --emit: replace files that are there.")
 @option(_R, "--launch", is_flag=True, help="Train the first plan on this machine now; needs --out.")
 @option(_R, "--data", type=File(), metavar="PATH", help="With --launch: what to train on; see memcalc launch --help.")
 @option(_R, "--steps", type=Whole(), metavar="N", help="With --launch: optimizer steps.  [default: 20]")
 @option(_R, "--out", type=File(), metavar="DIR", help="With --launch: folder of the run; new or empty.")
 def command(
-    global_batch: int | None, allow_pure_16bit: bool, top: int, format: str, save_plan: Path | None,
-    launch: bool, data: Path | None, steps: int | None, out: Path | None, **words: Any,
+    global_batch: int | None, allow_pure_16bit: bool, top: int, format: str, rehearse: bool,
+    save_plan: Path | None, emit: tuple[str, Path] | None, replace: bool, launch: bool, data: Path | None,
+    steps: int | None, out: Path | None, **words: Any,
 ) -> None:  # fmt: skip
     """Choose strategy, checkpointing, micro batch and precision for a training run, fastest first.
 
@@ -65,15 +82,23 @@ def command(
         raise InputError("--data, --steps and --out belong to --launch; add it, or use memcalc launch later")
     if launch and out is None:
         raise InputError("--launch needs --out DIR, a new folder for the run")
+    if replace and emit is None:
+        raise InputError("--replace belongs to --emit")
     job = _search(words, global_batch, allow_pure_16bit)
     found = recommend(job, top=top)
-    click.echo(_show(found, format))
+    confirmed = _confirm(found) if rehearse else []
+    click.echo(_show(found, confirmed, format))
     if not found.plans:
         click.echo(f"memcalc: {printable(_nothing(found))}", err=True)
         raise click.exceptions.Exit(1)
-    best = found.plans[0].plan
+    if confirmed and not confirmed[-1].fits:
+        click.echo(f"memcalc: by their rehearsals none of the {len(confirmed)} plans shown fits", err=True)
+        raise click.exceptions.Exit(1)
+    best = confirmed[-1].choice.plan if confirmed else found.plans[0].plan
     if save_plan is not None:
         best.save(save_plan)
+    if emit is not None:
+        _emit(best, *emit, replace)
     if format == "table":
         click.echo("" if launch else "\n" + "\n".join(_next(best, save_plan)))
     if launch and out is not None:
@@ -81,6 +106,14 @@ def command(
         from memcalc.training import Training
 
         run_and_show(best, out=out, training=Training(data=data, steps=steps or 20))
+
+
+def _emit(plan: Plan, kind: str, folder: Path, replace: bool) -> None:
+    from memcalc.configs.emit import emit
+    from memcalc.training import Training
+
+    for line in emit(plan, kind, folder, Training(), replace=replace):
+        click.echo(f"memcalc: {printable(line)}", err=True)
 
 
 def _search(words: dict[str, Any], global_batch: int | None, pure: bool) -> Search:
@@ -137,12 +170,29 @@ def _place(typed: dict[str, Any]) -> tuple[dict[str, Any], int | None, tuple[int
     return {"device": "cpu", "ranks": counts[-1]}, machine.ram_bytes, counts
 
 
-def _show(found: Recommendation, format: str) -> str:
+def _confirm(found: Recommendation) -> list[Confirmation]:
+    """Rehearse until one fits, with a line before each."""
+    from memcalc.confirmation import confirmations
+    from memcalc.rehearsal import rehearse
+
+    def run(plan: Plan) -> Rehearsal:
+        click.echo(f"memcalc: rehearses {plan.strategy}: {_brief(plan)}", err=True)
+        return rehearse(plan)
+
+    return list(confirmations(found, run))
+
+
+def _show(found: Recommendation, confirmed: list[Confirmation], format: str) -> str:
     if format == "json":
-        return json.dumps(_as_dict(found), indent=2)
+        return json.dumps(_as_dict(found, confirmed), indent=2)
     if format == "csv":
         names = ["peak_bytes", "needed_bytes", "headroom_bytes", "relative_speed", "reason"]
         numbers = [(c.peak, c.needed, c.headroom, round(c.speed, 4), c.reason) for c in found.plans]
+        if confirmed:
+            names += ["rehearsed_peak_bytes", "rehearsed_needed_bytes"]
+            by_both = {c.choice.plan.to_json(): (c.peak, c.needed) for c in confirmed}
+            both = [by_both.get(c.plan.to_json(), (None, None)) for c in found.plans]
+            numbers = [(*n, *more) for n, more in zip(numbers, both, strict=True)]
         rows = [(*_knobs(c.plan), *n) for c, n in zip(found.plans, numbers, strict=True)]
         return render(rows, [*(name.replace(" ", "_") for name in KNOBS), *names], "csv")
     parts = [_title(found, format)]
@@ -153,7 +203,7 @@ def _show(found: Recommendation, format: str) -> str:
         ]
         parts.append(render(cells, ["", *KNOBS, "peak", "headroom", "speed"], format))
     mark = "- " if format == "markdown" else "  "
-    lines = (*_reasons(found.plans), *_refusals(found), *_remarks(found))
+    lines = (*_confirmed(confirmed), *_reasons(found.plans), *_refusals(found), *_remarks(found))
     parts.append("\n".join(mark + printable(line) for line in lines))
     return "\n\n".join(part for part in parts if part)
 
@@ -187,6 +237,21 @@ def _brief(plan: Plan) -> str:
     batch = f"micro batch {plan.micro_batch}" if plan.micro_batch else "micro batch not given"
     times = f" x {plan.accumulation}" if plan.accumulation > 1 else ""
     return f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {_checkpointing(plan)}"
+
+
+def _confirmed(confirmed: list[Confirmation]) -> Iterator[str]:
+    """The ledger's peak beside the rehearsal's, plan by plan."""
+    for number, each in enumerate(confirmed, 1):
+        peak, needed = format_both(each.peak), format_bytes(each.needed)
+        if each.rehearsal.source == "ledger":
+            yield f"{number}: {each.rehearsal.remarks[0]}"
+        elif each.fits:
+            yield f"{number}: its rehearsal takes {peak} (ledger {format_both(each.choice.peak)}) and fits"
+        else:
+            yield (
+                f"{number}: fits by the ledger ({format_both(each.choice.peak)}), but its rehearsal takes {peak} and up to "
+                f"{needed} of {format_bytes(each.limit)}: not taken"
+            )
 
 
 def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:
@@ -244,10 +309,21 @@ def _next(plan: Plan, saved: Path | None) -> Iterator[str]:
         yield f"  memcalc launch {name} --steps 200 --out run"
 
 
-def _as_dict(found: Recommendation) -> dict[str, Any]:
+def _as_dict(found: Recommendation, confirmed: list[Confirmation]) -> dict[str, Any]:
+    said = [
+        {
+            "source": each.rehearsal.source,
+            "ledger_peak_bytes": each.choice.peak,
+            "peak_bytes": each.peak,
+            "needed_bytes": each.needed,
+            "fits": each.fits,
+        }
+        for each in confirmed
+    ]
     return {
         "capacity_bytes": found.search.capacity,
         "tried": found.tried,
+        **({"rehearsals": said} if confirmed else {}),
         "plans": [
             {
                 "plan": json.loads(c.plan.to_json()),

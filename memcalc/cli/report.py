@@ -59,10 +59,11 @@ def _title(found: Estimate, format: str) -> str:
 
 
 def _parameters(found: Estimate) -> str:
-    if not found.plan.adapter.freezes:
-        return f"{format_count(found.parameters)} parameters"
     every = sum(weight.numel for weight in found.plan.weights)
-    return f"{format_count(found.parameters)} of {format_count(every)} parameters trained ({found.plan.adapter.kind})"
+    if every == found.parameters:
+        return f"{format_count(found.parameters)} parameters"
+    how = f" ({found.plan.adapter.kind})" if found.plan.adapter.freezes else ""
+    return f"{format_count(found.parameters)} of {format_count(every)} parameters trained{how}"
 
 
 def _rows(found: Estimate) -> Iterator[Row]:
@@ -123,18 +124,20 @@ def _cards(found: Estimate) -> list[str]:
     return [*lines, f"GPUs that perhaps hold it: {', '.join(perhaps)}"] if perhaps else lines
 
 
-def explanation(plan: Plan, format: str) -> str:
-    """Each tensor alive at the peak with its formula; those of equal blocks together, largest first."""
+def explanation(plan: Plan, format: str, rehearsal: Timeline | None = None) -> str:
+    """Each tensor alive at the peak with its formula; those of equal blocks together, largest first.
+
+    Those of a ``rehearsal`` have a size and the operation that made them, and no formula.
+    """
     bones = skeleton(plan)
-    step = bones.at(plan.micro_batch)
-    sizes = bones.sizes(plan.micro_batch)
+    step = bones.at(plan.micro_batch) if rehearsal is None else rehearsal
+    made = step.delta > 0
+    sizes = dict(zip(step.ident[made].tolist(), step.delta[made].tolist(), strict=True))
+    kinds = dict(zip(step.ident[made].tolist(), step.category[made].tolist(), strict=True))
     groups: dict[tuple[str, str, str], list[int]] = {}
     for ident in _alive(step):
-        key = (
-            _pattern(bones.names[ident]),
-            CATEGORIES[bones.categories[ident]],
-            _formula(bones, ident, plan.micro_batch),
-        )
+        formula = _formula(bones, ident, plan.micro_batch) if rehearsal is None else f"{sizes[ident]} B"
+        key = _pattern(step.names[ident]), CATEGORIES[kinds[ident]], formula
         groups.setdefault(key, []).append(int(sizes[ident]))
     lines = sorted(((*key, len(group), sum(group)) for key, group in groups.items()), key=lambda line: -line[4])
     if format in ("csv", "json"):

@@ -1,4 +1,8 @@
-"""BERT with its masked-language-model head on the tape, nearly line by line ``trainers/models/bert.py`` (Devlin et al. 2019)."""
+"""BERT on the tape, nearly line by line ``trainers/models/bert.py`` (Devlin et al. 2019), and its relatives.
+
+RoBERTa has one token type and leaves its first positions out, DistilBERT has no types and no pooler, ELECTRA has tables
+of a width of their own.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from typing import TYPE_CHECKING
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
-from memcalc.graph import Tensor
+from memcalc.errors import PlanError, UnknownNameError
+from memcalc.graph import Gradient, Node, Tensor
 from memcalc.models.checks import full_heads, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, all_pairs, every_token
 from memcalc.models.vit import first_place
@@ -21,14 +26,25 @@ if TYPE_CHECKING:
 
 __all__ = ["BERT"]
 
-_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings")
+HEADS = ("", "pretraining", "tokens", "spans", "replaced", "pooled", "bare")
+"""Of transformers/models/bert/modeling_bert.py: BertForMaskedLM or, with classes, BertForSequenceClassification;
+BertForPreTraining, BertForTokenClassification, BertForQuestionAnswering; ElectraForPreTraining, which says which tokens
+were replaced; BertModel with its pooler, and without."""
+_OF_TOKENS = ("tokens", "spans")
 
 
 def check(model: Model, plan: Plan) -> None:
-    positive(model, "layers", "hidden", "heads", "ffn", "vocab", "context", "types")
+    positive(model, "layers", "hidden", "heads", "ffn", "vocab", "context")
     heads_divide(model)
     full_heads(model)
-    if not model.classes:
+    if model.head not in HEADS:
+        raise UnknownNameError(f"model {model.name}: head", model.head, [head for head in HEADS if head])
+    if model.classes and model.head not in ("", *_OF_TOKENS):
+        raise PlanError(f"model {model.name}: {model.classes} classes, but its head is {model.head}")
+    if model.head in _OF_TOKENS:
+        positive(model, "classes")
+    if model.says_words:
         head_is_tied(model, True)
     reads_tokens(model, plan)
 
@@ -41,9 +57,12 @@ def weights(model: Model) -> list[Weight]:
     109514298
     """
     h, f = model.hidden, model.ffn
+    narrow = model.embedding_dim or h
     rows = (model.vocab, model.context, model.types)
-    found = [Weight(f"embeddings.{name}.weight", (count, h)) for name, count in zip(_TABLES, rows, strict=True)]
-    found += _pair("embeddings.LayerNorm", (h,))
+    found = [Weight(f"embeddings.{name}.weight", (n, narrow)) for name, n in zip(TABLES, rows, strict=True) if n]
+    found += _pair("embeddings.LayerNorm", (narrow,))
+    if narrow != h:
+        found += _pair("embeddings_project", (h, narrow))
     for layer in range(model.layers):
         block = f"layer.{layer}"
         for name, shape in (
@@ -52,10 +71,22 @@ def weights(model: Model) -> list[Weight]:
             ("intermediate", (f, h)), ("output", (h, f)), ("LayerNorm", (h,)),
         ):  # fmt: skip
             found += _pair(f"{block}.{name}", shape, block)
+    return [*found, *_head(model, narrow)]
+
+
+def _head(model: Model, narrow: int) -> list[Weight]:
+    h = model.hidden
+    pooler = _pair("pooler", (h, h), HEAD)
+    if model.head in ("pooled", "bare"):
+        return pooler if model.head == "pooled" else []
     if model.classes:
-        return [*found, *_pair("pooler", (h, h), HEAD), *_pair("classifier", (model.classes, h), HEAD)]
-    found.append(Weight("predictions.bias", (model.vocab,), HEAD))
-    return [*found, *_pair("predictions.dense", (h, h), HEAD), *_pair("predictions.LayerNorm", (h,), HEAD)]
+        classifier = _pair("classifier", (model.classes, h), HEAD)
+        return classifier if model.head in _OF_TOKENS else [*pooler, *classifier]
+    if model.head == "replaced":
+        return _pair("predictions.dense", (h, h), HEAD) + _pair("replaced", (1, h), HEAD)
+    words = [Weight("predictions.bias", (model.vocab,), HEAD), *_pair("predictions.dense", (narrow, h), HEAD)]
+    words += _pair("predictions.LayerNorm", (narrow,), HEAD)
+    return words if not model.head else [*pooler, *words, *_pair("seq_relationship", (2, h), HEAD)]
 
 
 def _pair(name: str, shape: tuple[int, ...], group: str = "root") -> list[Weight]:
@@ -63,23 +94,35 @@ def _pair(name: str, shape: tuple[int, ...], group: str = "root") -> list[Weight
 
 
 def rows(model: Model, tokens: int, weight: Weight) -> float:
-    """Positions and types are looked up; the word table is, too, but it is the head as well."""
-    if weight.name in ("pooler.weight", "classifier.weight"):
+    """Positions and types are looked up; the word table is, too, but it may be the head as well."""
+    if weight.name in ("pooler.weight", "seq_relationship.weight"):
         return 1
-    looked_up = _TABLES if model.classes else _TABLES[1:]
+    if weight.name == "classifier.weight" and model.head not in _OF_TOKENS:
+        return 1
+    looked_up = TABLES[1:] if model.says_words else TABLES
     found = weight.name.removeprefix("embeddings.").removesuffix(".weight") in looked_up
     return 0 if found else every_token(model, tokens, weight)
 
 
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
-    words = ops.embedding(t, ids, "embeddings.word_embeddings")
-    types = Tensor(t.allocate("token types", ids.shape, "int64", "temporary"), ids.shape, "int64", None)
-    segments = ops.embedding(t, types, "embeddings.token_type_embeddings")
-    x = ops.add(t, words, segments, "embeddings with types")
-    del words, types, segments
-    x = ops.add(t, x, learned(t, "embeddings.position_embeddings", plan.tokens), "embeddings")
+    x = ops.embedding(t, ids, "embeddings.word_embeddings")
+    if plan.model.types:
+        types = Tensor(t.allocate("token types", ids.shape, "int64", "temporary"), ids.shape, "int64", None)
+        segments = ops.embedding(t, types, "embeddings.token_type_embeddings")
+        x = ops.add(t, x, segments, "embeddings with types")
+        del types, segments
+    x = ops.add(t, x, _positions(t, plan, ids), "embeddings")
     x = norms.layer_norm(t, x, "embeddings.LayerNorm")
-    return ops.dropout(t, x, "embedding dropout", plan.dropout)
+    x = ops.dropout(t, x, "embedding dropout", plan.dropout)
+    return ops.linear(t, x, "embeddings_project") if "embeddings_project.weight" in t.weights else x
+
+
+def _positions(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
+    """One row for the batch; RoBERTa counts the places of each sample, because padding has none."""
+    if not plan.model.position_offset:
+        return learned(t, "embeddings.position_embeddings", plan.tokens)
+    places = Tensor(t.allocate("positions", ids.shape, "int64", "temporary"), ids.shape, "int64", None)
+    return ops.embedding(t, places, "embeddings.position_embeddings")
 
 
 def blocks(t: Tape, plan: Plan) -> list[Block]:
@@ -87,18 +130,46 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    if plan.model.classes:  # transformers/models/bert/modeling_bert.py, BertForSequenceClassification
-        x = ops.relu(t, ops.linear(t, first_place(t, x), "pooler"), "pooler.tanh")
-        return ops.linear(t, ops.dropout(t, x, "pooler.dropout", plan.dropout), "classifier")
+    kind = plan.model.head
+    if kind == "bare":
+        return first_place(t, x)
+    if kind == "replaced":
+        return ops.linear(t, ops.pointwise(t, ops.linear(t, x, "predictions.dense"), "predictions.gelu"), "replaced")
+    if kind in _OF_TOKENS:
+        return ops.linear(t, ops.dropout(t, x, "classifier.dropout", plan.dropout), "classifier")
+    if plan.model.says_words and not kind:
+        return words(t, plan, x)
+    y = ops.relu(t, ops.linear(t, first_place(t, x), "pooler"), "pooler.tanh")
+    if kind == "pooled":
+        return y
+    if kind == "pretraining":
+        return _with_next_sentence(t, words(t, plan, x), ops.linear(t, y, "seq_relationship"))
+    return ops.linear(t, ops.dropout(t, y, "pooler.dropout", plan.dropout), "classifier")
+
+
+def words(t: Tape, plan: Plan, x: Tensor) -> Tensor:
+    """Scores of the vocabulary."""
     x = norms.layer_norm(
         t, ops.pointwise(t, ops.linear(t, x, "predictions.dense"), "predictions.gelu"), "predictions.LayerNorm"
     )
     return head(t, plan, x, "predictions", weight="embeddings.word_embeddings.weight")
 
 
+def _with_next_sentence(t: Tape, logits: Tensor, scores: Tensor) -> Tensor:
+    """The loss is a sum of both; its part of the two scores of a sequence is that small that only their gradient counts."""
+    shape, dtype = scores.shape, scores.dtype
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return [grads[0], t.allocate("next sentence gradient", shape, dtype, "temporary")]
+
+    node = t.node([ops.edge(logits), ops.edge(scores)], backward)
+    return Tensor(logits.storage, logits.shape, logits.dtype, node)
+
+
 def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
     x = attention(t, plan, x, f"{name}.attention")
-    y = ops.pointwise(t, ops.linear(t, x, f"{name}.intermediate"), f"{name}.gelu")
+    act = ops.relu if plan.model.activation == "relu" else ops.pointwise
+    y = act(t, ops.linear(t, x, f"{name}.intermediate"), f"{name}.gelu")
     y = ops.dropout(t, ops.linear(t, y, f"{name}.output"), f"{name}.dropout", plan.dropout)
     return norms.layer_norm(t, ops.add(t, x, y, f"{name}.residual"), f"{name}.LayerNorm")
 
@@ -114,6 +185,15 @@ def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     return norms.layer_norm(t, ops.add(t, x, y, f"{name}.residual"), f"{name}.LayerNorm")
 
 
+def _untrained(model: Model) -> str:
+    if model.classes:
+        return "a BERT that classifies"
+    if model.head:
+        return f"a BERT whose head is {model.head}"
+    relative = model.embedding_dim or not model.types or model.position_offset or model.activation == "relu"
+    return "relatives of BERT" if relative else ""
+
+
 BERT = Family(
     name="bert",
     summary="BERT: LayerNorm after each residual, separate Q, K and V, GELU, masked-word head tied to the embedding",
@@ -121,7 +201,7 @@ BERT = Family(
     check=check,
     weights=weights,
     objective="masked",
-    untrained=lambda model: "a BERT that classifies" if model.classes else "",
+    untrained=_untrained,
     rows=rows,
     pairs=all_pairs,
     enter=enter,

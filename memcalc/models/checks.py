@@ -36,8 +36,9 @@ def reads_tokens(model: Model, plan: Plan) -> None:
         raise PlanError(f"micro batch {plan.micro_batch} must be at least 1")
     if plan.tokens < 1:
         raise PlanError(f"tokens {plan.tokens}: {model.name} reads tokens; give the sequence length")
-    if plan.tokens > model.context:
-        raise PlanError(f"{plan.tokens} tokens are more than the {model.context} positions of {model.name}")
+    most = model.context - model.position_offset
+    if plan.tokens > most:
+        raise PlanError(f"{plan.tokens} tokens are more than the {most} positions of {model.name}")
 
 
 def reads_images(model: Model, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 Each option is torch code of a published model (transformers/models/*/modeling_*.py): biases (Qwen 2), norms of queries
 and keys (Qwen 3), one product for all three (GPT-NeoX), rotary positions on a part of a head, attention beside the MLP
 (GPT-J, Falcon), norms after both (Gemma 2), tanh on scores, multiplied residuals (Granite), ALiBi (BLOOM, MPT).
+Dropout, where there is any, is where GPT-2 has it (GPTBigCode, GPT-NeoX): after embeddings, attention's shares, both parts.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from memcalc import norms, ops
 from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError, UnknownNameError
-from memcalc.graph import Tensor
-from memcalc.models.checks import causal_mask, heads_divide, no_dropout, positive, reads_tokens
+from memcalc.graph import Gradient, Node, Tensor
+from memcalc.models import latent
+from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
+from memcalc.models.decoder_weights import gated, weights
 from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import positions as learned
 from memcalc.positions import rotary, rotary_tables
 from memcalc.recorder import Storage
-from memcalc.spec import HEAD, Model, Weight
+from memcalc.spec import Model, Weight
 from memcalc.tape import Tape
 from memcalc.tensor_parallel import enter as enter_products
 from memcalc.tensor_parallel import leave as leave_products
@@ -54,8 +57,20 @@ def check(model: Model, plan: Plan) -> None:
         raise PlanError(f"model {model.name}: a bias of norm, but RMSNorm has none; take norm layer")
     if model.side_by_side > 2:
         raise PlanError(f"model {model.name}: side by side {model.side_by_side} must be 0, 1 or 2 norms")
-    if model.side_by_side and model.post_norm:
-        raise PlanError(f"model {model.name}: post norm needs attention and MLP one after the other")
+    for field in ("post_norm", "norm_after"):
+        if model.side_by_side and getattr(model, field):
+            raise PlanError(
+                f"model {model.name}: {field.replace('_', ' ')} needs attention and MLP one after the other"
+            )
+    if model.post_norm and model.norm_after:
+        raise PlanError(f"model {model.name}: post norm and norm after say two things of the same norms; take one")
+    if model.fused_gate_up and not gated(model):
+        raise PlanError(f"model {model.name}: fused gate and up, but its MLP has no gate")
+    if model.embedding_dim and plan.layout.tensor > 1:
+        raise PlanError(
+            f"tensor parallel {plan.layout.tensor}: {model.name} has a narrower token table, which is not divided"
+        )
+    latent.check(model, plan)
     heads_divide(model)
     turned = rotated(model)
     if turned % 2 or turned > model.head_width:
@@ -71,7 +86,6 @@ def check(model: Model, plan: Plan) -> None:
         what = "ALiBi" if model.positions == "alibi" else "tanh on its scores"
         raise PlanError(f"attention {plan.attention}: {model.name} has {what}; take eager or flash (its own library)")
     reads_tokens(model, plan)
-    no_dropout(model, plan)
 
 
 def _one_of(model: Model, field: str, value: str, known: tuple[str, ...]) -> None:
@@ -84,65 +98,6 @@ def rotated(model: Model) -> int:
     return (model.rotary_dim or model.head_width) if model.positions in ("", "rotary") else 0
 
 
-def gated(model: Model) -> bool:
-    """Only the family decoder has MLPs that are not."""
-    return model.gated or model.family != "decoder"
-
-
-def weights(model: Model) -> list[Weight]:
-    """In the order of the published modules.
-
-    >>> from memcalc.models import MODELS
-    >>> sum(weight.numel for weight in weights(MODELS["qwen2.5-0.5b"]))
-    494032768
-    """
-    h = model.hidden
-    found = [Weight("embed_tokens.weight", (model.vocab, h))]
-    if model.positions == "learned":
-        found.append(Weight("embed_positions.weight", (model.context, h)))
-    if model.embedding_norm:
-        found += _norm(model, "embed_norm", "root")
-    for layer in range(model.layers):
-        found += _block(model, f"layers.{layer}")
-    found += _norm(model, "norm", HEAD)
-    if not model.tied:
-        found += _linear(model, "lm_head", (model.vocab, h), HEAD, "head")
-    elif "head" in model.biases:
-        found.append(Weight("lm_head.bias", (model.vocab,), HEAD))
-    return found
-
-
-def _block(model: Model, block: str) -> list[Weight]:
-    h, f, width = model.hidden, model.ffn, model.head_width
-    q, kv = model.heads * width, model.kv_heads * width
-    parts = {"qkv_proj": q + 2 * kv} if model.fused_qkv else {"q_proj": q, "k_proj": kv, "v_proj": kv}
-    found = _norm(model, f"{block}.input_layernorm", block)
-    for name, rows in parts.items():
-        found += _linear(model, f"{block}.self_attn.{name}", (rows, h), block, "qkv")
-    found += _linear(model, f"{block}.self_attn.o_proj", (h, q), block, "out")
-    if model.qk_norm:
-        found += [Weight(f"{block}.self_attn.{name}_norm.weight", (width,), block) for name in "qk"]
-    if model.post_norm:
-        found += _norm(model, f"{block}.self_attn_norm", block)
-    if model.side_by_side != 1:
-        found += _norm(model, f"{block}.post_attention_layernorm", block)
-    if gated(model):
-        found += _linear(model, f"{block}.mlp.gate_proj", (f, h), block, "mlp")
-    found += _linear(model, f"{block}.mlp.up_proj", (f, h), block, "mlp")
-    found += _linear(model, f"{block}.mlp.down_proj", (h, f), block, "mlp")
-    return found + (_norm(model, f"{block}.mlp_norm", block) if model.post_norm else [])
-
-
-def _linear(model: Model, name: str, shape: tuple[int, int], group: str, part: str) -> list[Weight]:
-    found = [Weight(f"{name}.weight", shape, group)]
-    return [*found, Weight(f"{name}.bias", shape[:1], group)] if part in model.biases else found
-
-
-def _norm(model: Model, name: str, group: str) -> list[Weight]:
-    found = [Weight(f"{name}.weight", (model.hidden,), group)]
-    return [*found, Weight(f"{name}.bias", (model.hidden,), group)] if "norm" in model.biases else found
-
-
 def rows(model: Model, tokens: int, weight: Weight) -> float:
     """Tokens and positions are looked up; the token table is, too, but it may be the head as well."""
     looked_up = ["embed_positions.weight"] if model.tied else ["embed_positions.weight", "embed_tokens.weight"]
@@ -152,10 +107,13 @@ def rows(model: Model, tokens: int, weight: Weight) -> float:
 def enter(t: Tape, plan: Plan, ids: Tensor) -> Tensor:
     model = plan.model
     x = leave_products(t, embedding(t, ids, "embed_tokens"), "embed_tokens")
+    if model.embedding_dim:
+        x = ops.linear(t, x, "project_in")
     if "embedding" in model.scaled:
         x = ops.scale(t, x, "embedding scale")
     if model.positions == "learned":
         x = ops.add(t, x, learned(t, "embed_positions", x.shape[0]), "embeddings")
+    x = ops.dropout(t, x, "embedding dropout", plan.dropout)
     return norm(t, plan, x, "embed_norm") if model.embedding_norm else x
 
 
@@ -168,7 +126,11 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     tied = "embed_tokens.weight" if plan.model.tied else None
-    x = head(t, plan, enter_products(t, norm(t, plan, x, "norm"), "lm_head"), "lm_head", tied)
+    if not plan.model.norm_after:
+        x = norm(t, plan, x, "norm")
+    if plan.model.embedding_dim:
+        x = ops.linear(t, x, "project_out")
+    x = head(t, plan, enter_products(t, x, "lm_head"), "lm_head", tied)
     if plan.loss.takes_head:  # its kernel scales and caps logits, too
         return x
     if "logits" in plan.model.scaled:
@@ -183,11 +145,22 @@ def norm(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
 def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
     if plan.model.side_by_side:
         return beside(t, plan, tables, name, x)
+    if plan.model.norm_after:
+        return normed_after(t, plan, tables, name, x)
     y = attention(t, plan, tables, norm(t, plan, x, f"{name}.input_layernorm"), f"{name}.self_attn")
     x = residual(t, plan, x, y, f"{name}.self_attn_norm", f"{name}.residual_1")
     del y
     y = mlp(t, plan, norm(t, plan, x, f"{name}.post_attention_layernorm"), f"{name}.mlp")
     return residual(t, plan, x, y, f"{name}.mlp_norm", f"{name}.residual_2")
+
+
+def normed_after(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
+    """Each norm takes the sum (transformers/models/opt/modeling_opt.py, do_layer_norm_before)."""
+    y = attention(t, plan, tables, x, f"{name}.self_attn")
+    x = norm(t, plan, residual(t, plan, x, y, "", f"{name}.residual_1"), f"{name}.input_layernorm")
+    del y
+    y = mlp(t, plan, x, f"{name}.mlp")
+    return norm(t, plan, residual(t, plan, x, y, "", f"{name}.residual_2"), f"{name}.post_attention_layernorm")
 
 
 def residual(t: Tape, plan: Plan, x: Tensor, y: Tensor, after: str, name: str) -> Tensor:
@@ -212,7 +185,9 @@ def beside(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> 
 def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
     model, form = plan.model, plan.implementation
     x = enter_products(t, x, name)
-    if model.fused_qkv:
+    if model.kv_lora:
+        q, k, v = latent.products(t, plan, tables, x, name)
+    elif model.fused_qkv:
         widths = [heads * model.head_width for heads in (model.heads, model.kv_heads, model.kv_heads)]
         q, k, v = ops.split(t, ops.linear(t, x, f"{name}.qkv_proj"), widths, f"{name}.qkv split")
         q, k = place(t, plan, tables, q, f"{name}.q"), place(t, plan, tables, k, f"{name}.k")
@@ -221,43 +196,66 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
         k = place(t, plan, tables, ops.linear(t, x, f"{name}.k_proj"), f"{name}.k")
         v = ops.linear(t, x, f"{name}.v_proj")
     x = attend(
-        t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=0.0, repeat=form.grouped == "repeat",
-        wide=form.softmax == "float32", capped="attention" in model.capped,
+        t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=plan.dropout, repeat=form.grouped == "repeat",
+        wide=form.softmax == "float32", softmax=form.softmax, capped="attention" in model.capped,
     )  # fmt: skip
-    return leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name)
+    if model.head_major and plan.kernel == "flash":
+        x = copied(t, x, f"{name} heads in order")
+    return ops.dropout(t, leave_products(t, ops.linear(t, x, f"{name}.o_proj"), name), f"{name}.dropout", plan.dropout)
+
+
+def copied(t: Tape, x: Tensor, name: str) -> Tensor:
+    """``contiguous``: a new tensor whose gradient needs none (cuda/flash_attn/flash_api.cpp: outputs lie as queries do)."""
+
+    def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
+        return grads
+
+    return t.output(name, x.shape, x.dtype, t.node([ops.edge(x)], backward))
 
 
 def place(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> Tensor:
     """Queries or keys with their norm and their positions."""
     model = plan.model
     if model.qk_norm:
-        x = head_norm(t, model, x, f"{name}_norm")
+        x = head_norm(t, plan, x, f"{name}_norm")
     if not tables:
         return x
     form, head = plan.implementation.rotary, model.head_width
     return rotary(t, x, f"{name}_rotary", tables, form=form, head=head, turned=rotated(model))
 
 
-def head_norm(t: Tape, model: Model, x: Tensor, name: str) -> Tensor:
-    """RMSNorm over each head."""
-    tokens, width = x.shape
-    heads = ops.reshape(x, (tokens, width // model.head_width, model.head_width))
-    return ops.reshape(norms.rms_norm(t, heads, name), (tokens, width))
+def head_norm(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    """The model's norm over each head."""
+    (tokens, width), head = x.shape, plan.model.head_width
+    return ops.reshape(norm(t, plan, ops.reshape(x, (tokens, width // head, head)), name), (tokens, width))
 
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     x = enter_products(t, x, name)
     if not gated(plan.model):
         x = activation(t, plan, ops.linear(t, x, f"{name}.up_proj"), f"{name}.activation")
-    elif plan.implementation.gate_up == "kernel":
-        gate, up = (ops.linear(t, x, f"{name}.{part}_proj") for part in ("gate", "up"))
-        x = ops.fused_product(t, gate, up, f"{name}.product")
+    elif plan.implementation.gate_up == "kernel" or plan.model.fused_gate_up:
+        gate, up = both(t, plan, x, name)
+        if plan.implementation.gate_up == "kernel":
+            x = ops.fused_product(t, gate, up, f"{name}.product")
+        else:
+            x = ops.multiply(t, activation(t, plan, gate, f"{name}.activation"), up, f"{name}.product")
         del gate, up
     else:
         gate = activation(t, plan, ops.linear(t, x, f"{name}.gate_proj"), f"{name}.activation")
         x = ops.multiply(t, gate, ops.linear(t, x, f"{name}.up_proj"), f"{name}.product")
         del gate
-    return leave_products(t, ops.linear(t, x, f"{name}.down_proj"), name)
+    return ops.dropout(
+        t, leave_products(t, ops.linear(t, x, f"{name}.down_proj"), name), f"{name}.dropout", plan.dropout
+    )
+
+
+def both(t: Tape, plan: Plan, x: Tensor, name: str) -> list[Tensor]:
+    """What a gated MLP multiplies: two products, or halves of one (transformers/models/phi3/modeling_phi3.py)."""
+    if not plan.model.fused_gate_up:
+        return [ops.linear(t, x, f"{name}.{part}_proj") for part in ("gate", "up")]
+    y = ops.linear(t, x, f"{name}.gate_up_proj")
+    return ops.split(t, y, [y.shape[-1] // 2] * 2, f"{name}.gate_up split")
 
 
 def activation(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:

@@ -53,12 +53,20 @@ class Family:
     """What else of a micro batch is on the device while its forward pass runs."""
     opaque: bool = False
     """Only its size is known: neither its tensors one by one nor its matrix products."""
+    unplayed: bool = False
+    """What it computes is not known, so that neither activations nor a loss are counted."""
     sequences: int = 1
     """Token sequences in one sample's input: two for an encoder and a decoder."""
+    encodes: bool = False
+    """Its first blocks are an encoder's, whose output the others take."""
+    beside_tokens: Callable[[Model], tuple[int, ...]] = lambda model: ()
+    """Shape of what one sample has beside its tokens, such as an image; empty where there is nothing."""
     convolves: bool = False
     """Most of its work is convolutions, which are played as oneDNN computes them on the CPU."""
     untrained: Callable[[Model], str] = lambda model: ""
     """What ``trainers/`` has no torch module for, in words that follow "cannot train"; blank when it has one."""
+    drops_shares: bool = True
+    """Where it has dropout, attention has it, too."""
     written_out: bool = False
     """Attention is always written out, because no fused kernel can do it."""
     objective: str = "next"

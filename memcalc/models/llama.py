@@ -10,34 +10,42 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
-from memcalc.models import decoder
-from memcalc.models.checks import causal_mask
+from memcalc.models import decoder, decoder_weights
+from memcalc.models.checks import causal_mask, no_dropout
 from memcalc.models.family import Family
 from memcalc.spec import Model, Weight
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["LLAMA"]
+__all__ = ["LLAMA", "plain"]
 
 _OF_DECODERS = (
     "norm", "activation", "positions", "rotary_dim", "side_by_side", "post_norm", "embedding_norm", "scaled", "capped",
+    "fused_gate_up", "norm_after", "embedding_dim", "head_major", "q_lora", "kv_lora", "value_dim",
 )  # fmt: skip
 
 
 def check(model: Model, plan: Plan) -> None:
+    plain(model, _OF_DECODERS, ("qkv",))
+    no_dropout(model, plan)
+    decoder.check(model, plan)
+
+
+def plain(model: Model, fields: tuple[str, ...], biased: tuple[str, ...]) -> None:
+    """Options of the family decoder are left alone, and no other parts than those have a bias."""
     blank = {field.name: field.default for field in dataclasses.fields(Model)}
-    for field in _OF_DECODERS:
+    for field in fields:
         if getattr(model, field) != blank[field]:
             raise PlanError(
                 f"model {model.name}: {field.replace('_', ' ')} is for the family decoder, not {model.family}"
             )
     for part in model.biases:
-        if part != "qkv":
+        if part not in biased:
             raise PlanError(
-                f"model {model.name}: a bias of {part} is for the family decoder; {model.family} has only qkv"
+                f"model {model.name}: a bias of {part} is for the family decoder; {model.family} has only "
+                f"{' and '.join(biased)}"
             )
-    decoder.check(model, plan)
 
 
 def weights(model: Model) -> list[Weight]:
@@ -47,7 +55,7 @@ def weights(model: Model) -> list[Weight]:
     >>> sum(weight.numel for weight in weights(MODELS["llama-3-8b"]))
     8030261248
     """
-    return decoder.weights(model)
+    return decoder_weights.weights(model)
 
 
 LLAMA = Family(

@@ -137,6 +137,7 @@ MEGATRON_T5 = dataclasses.replace(
     untrained=lambda model: "models of the family megatron-t5",
     summary="Megatron's T5: encoder and decoder of Megatron's blocks, learned positions, a tied head with a bias",
     sequences=2,
+    encodes=True,
     check=check,
     weights=weights,
     pairs=pairs,

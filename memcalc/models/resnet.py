@@ -138,7 +138,7 @@ def _pixels(model: Model) -> dict[str, int]:
 def enter(t: Tape, plan: Plan, images: Tensor) -> Tensor:
     model = plan.model
     pixels = Tensor(images.storage, (model.channels, model.image, model.image), images.dtype, None)
-    x = conv.batch_norm(t, conv.conv2d(t, pixels, "conv1", stride=2, padding=3), "bn1")
+    x = conv.batch_norm(t, conv.conv(t, pixels, "conv1", stride=2, padding=3), "bn1")
     return conv.max_pool(t, conv.relu_in_place(t, x, "relu"), "pool", kernel=3, stride=2, padding=1)
 
 
@@ -154,12 +154,12 @@ def block(t: Tape, model: Model, unit: Unit, x: Tensor) -> Tensor:
     y = x
     main = [entry for entry in convolutions(model, unit) if entry[0] != "_shortcut"]
     for name, _, _, kernel, stride in main:
-        y = conv.conv2d(t, y, f"{unit.name}.conv{name}", stride=stride, padding=kernel // 2)
+        y = conv.conv(t, y, f"{unit.name}.conv{name}", stride=stride, padding=kernel // 2)
         y = conv.batch_norm(t, y, f"{unit.name}.bn{name}")
         if name != main[-1][0]:
             y = conv.relu_in_place(t, y, f"{unit.name}.relu{name}")
     if unit.projects:
-        x = conv.conv2d(t, x, f"{unit.name}.conv_shortcut", stride=unit.stride)
+        x = conv.conv(t, x, f"{unit.name}.conv_shortcut", stride=unit.stride)
         x = conv.batch_norm(t, x, f"{unit.name}.bn_shortcut")
     return conv.relu_in_place(t, conv.add_in_place(t, y, x, f"{unit.name}.residual"), f"{unit.name}.relu")
 

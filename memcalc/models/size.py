@@ -72,6 +72,7 @@ SIZE = Family(
     summary="known by its parameter count alone",
     reads="features",
     opaque=True,
+    unplayed=True,
     check=check,
     weights=weights,
     rows=lambda model, tokens, weight: 1,

@@ -143,7 +143,8 @@ def attention(t: Tape, plan: Plan, x: Tensor, memory: Tensor, name: str, bias: T
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     if plan.model.gated:
-        gate = ops.pointwise(t, ops.linear(t, x, f"{name}.wi_0"), f"{name}.gelu")
+        act = ops.gelu_in_python if plan.implementation.gelu == "python" else ops.pointwise
+        gate = act(t, ops.linear(t, x, f"{name}.wi_0"), f"{name}.gelu")
         x = ops.multiply(t, gate, ops.linear(t, x, f"{name}.wi_1"), f"{name}.product")
         del gate
     else:
@@ -157,6 +158,7 @@ T5 = Family(
     summary="T5: encoder and decoder, learned bias by distance, RMSNorm, no scaling, no biases, ReLU or gated GELU",
     reads="tokens",
     sequences=2,
+    encodes=True,
     written_out=True,
     objective="continue",
     assumption="encoder and decoder each read as many tokens as the sequence length says",

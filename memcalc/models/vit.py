@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from memcalc import norms, ops
 from memcalc.attention import attention as attend
-from memcalc.convolution import conv2d
-from memcalc.errors import PlanError
+from memcalc.convolution import conv
+from memcalc.errors import PlanError, UnknownNameError
 from memcalc.graph import Gradient, Node, Tensor
 from memcalc.models.checks import full_heads, heads_divide, positive, reads_images
 from memcalc.models.family import Block, Family
@@ -18,14 +18,22 @@ from memcalc.tape import Tape
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["VIT"]
+__all__ = ["VIT", "first_place", "patches_divide", "places", "with_class_token"]
+
+_NUMBERS = ("layers", "hidden", "heads", "ffn", "image", "channels", "patch")
 
 
 def check(model: Model, plan: Plan) -> None:
-    positive(model, "layers", "hidden", "heads", "ffn", "image", "channels", "patch", "classes")
+    if model.head not in ("", "pooled"):
+        raise UnknownNameError(f"model {model.name}: head", model.head, ["pooled"])
+    positive(model, *_NUMBERS, *(() if model.head else ("classes",)))
     heads_divide(model)
     full_heads(model)
     reads_images(model, plan)
+    patches_divide(model)
+
+
+def patches_divide(model: Model) -> None:
     if model.image % model.patch:
         raise PlanError(f"model {model.name}: patches of {model.patch} do not divide an image of {model.image}")
 
@@ -51,21 +59,23 @@ def weights(model: Model) -> list[Weight]:
     ]
     for layer in range(model.layers):
         block = f"blocks.{layer}"
+        qkv = {f"attn.{part}": (h, h) for part in "qkv"} if model.separate_qkv else {"attn.qkv": (3 * h, h)}
         for name, shape in (
-            ("norm1", (h,)), ("attn.qkv", (3 * h, h)), ("attn.proj", (h, h)),
+            ("norm1", (h,)), *qkv.items(), ("attn.proj", (h, h)),
             ("norm2", (h,)), ("mlp.fc1", (f, h)), ("mlp.fc2", (h, f)),
         ):  # fmt: skip
             found.append(Weight(f"{block}.{name}.weight", shape, block))
             found.append(Weight(f"{block}.{name}.bias", shape[:1], block))
     found += [Weight("norm.weight", (h,), HEAD), Weight("norm.bias", (h,), HEAD)]
-    return [*found, Weight("head.weight", (model.classes, h), HEAD), Weight("head.bias", (model.classes,), HEAD)]
+    name, outputs = ("pooler", h) if model.head == "pooled" else ("head", model.classes)
+    return [*found, Weight(f"{name}.weight", (outputs, h), HEAD), Weight(f"{name}.bias", (outputs,), HEAD)]
 
 
 def rows(model: Model, tokens: int, weight: Weight) -> float:
     """Every place meets a block's matrices, every patch the embedding, and the class token alone the head."""
     if len(weight.shape) < 2 or weight.name in ("cls_token", "pos_embed"):
         return 0
-    alone = {"patch_embed.weight": places(model) - 1, "head.weight": 1}
+    alone = {"patch_embed.weight": places(model) - 1, "head.weight": 1, "pooler.weight": 1}
     return alone.get(weight.name, places(model))
 
 
@@ -76,7 +86,7 @@ def pairs(model: Model, tokens: int) -> tuple[int, int]:
 def enter(t: Tape, plan: Plan, images: Tensor) -> Tensor:
     model = plan.model
     pixels = Tensor(images.storage, (model.channels, model.image, model.image), images.dtype, None)
-    x = conv2d(t, pixels, "patch_embed", stride=model.patch, transposed_after=True)
+    x = conv(t, pixels, "patch_embed", stride=model.patch, transposed_after=True)
     x = with_class_token(t, x, "cls_token", (places(model), model.hidden))
     x = with_positions(t, x, "pos_embed")
     return ops.dropout(t, x, "embedding dropout", plan.dropout)
@@ -110,7 +120,10 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
-    return ops.linear(t, first_place(t, norms.layer_norm(t, x, "norm")), "head")
+    x = first_place(t, norms.layer_norm(t, x, "norm"))
+    if plan.model.head == "pooled":
+        return ops.relu(t, ops.linear(t, x, "pooler"), "pooler.tanh")
+    return ops.linear(t, x, "head")
 
 
 def first_place(t: Tape, x: Tensor) -> Tensor:
@@ -129,7 +142,11 @@ def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
 
 
 def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    q, k, v = ops.split(t, ops.linear(t, x, f"{name}.qkv"), [plan.model.hidden] * 3, f"{name}.qkv split")
+    if plan.model.separate_qkv:
+        q, k, v = (ops.linear(t, x, f"{name}.{part}") for part in "qkv")
+    else:
+        q, k, v = ops.split(t, ops.linear(t, x, f"{name}.qkv"), [plan.model.hidden] * 3, f"{name}.qkv split")
+    del x
     wide = plan.implementation.softmax == "float32"
     x = attend(
         t, q, k, v, name, kind=plan.kernel, heads=plan.model.heads, dropout=plan.dropout, causal=False, wide=wide
@@ -138,7 +155,8 @@ def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
 
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    x = ops.pointwise(t, ops.linear(t, x, f"{name}.fc1"), f"{name}.gelu")
+    act = ops.relu if plan.model.activation == "relu" else ops.pointwise
+    x = act(t, ops.linear(t, x, f"{name}.fc1"), f"{name}.gelu")
     return ops.dropout(t, ops.linear(t, x, f"{name}.fc2"), f"{name}.dropout", plan.dropout)
 
 
@@ -146,6 +164,9 @@ VIT = Family(
     name="vit",
     summary="Vision Transformer: patches by convolution, class token, learned positions, LayerNorm, one QKV matrix, GELU",
     reads="images",
+    untrained=lambda model: (
+        "a ViT as transformers has it" if model.separate_qkv or model.head or model.activation == "relu" else ""
+    ),
     check=check,
     weights=weights,
     rows=rows,

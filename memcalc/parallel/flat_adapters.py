@@ -80,5 +80,9 @@ class FlatAdapters(FlatShard):
         return super().neighbour(unit, step) if unit in self.order or unit == ROOT_UNIT else None
 
     def end_backward(self) -> None:
+        # A unit that has nothing frozen, such as the root where all but the adapted layers is trained, is not asked for.
+        for unit in [*self.inputs_without_gradient, ROOT_UNIT]:
+            if not self.units[unit] and (inner := self.inner(unit)):
+                super().leave_backward(inner)
         super().end_backward()
         self.entries.clear()

@@ -20,11 +20,12 @@ class FullyShard(Replicated):
     """``fully_shard``: every parameter split by rows; a unit is gathered before use.
 
     Source: torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py and _fsdp_collectives.py. A gather makes a
-    flat buffer and copies it out into full parameters. In forward the buffer of one unit is freed when the
-    next unit's has been made; in backward it is freed at once, and the next unit is gathered ahead. After a
-    unit's backward its gradients are copied into a flat input of the reduce-scatter, which is freed when the
-    next unit comes to that point; the output of the reduce-scatter holds the sharded gradients. With replicas it is
-    all-reduced in place; a copy in another dtype than the shards' then stays until backward is done.
+    flat buffer and copies it out into full parameters. In forward the buffer of one unit is freed when the next unit
+    has been copied out of its own: wait_for_unshard drops it before, but still has it in a local variable. In
+    backward it is freed at once, and the next unit is gathered ahead. After a unit's backward its gradients are copied
+    into a flat input of the reduce-scatter, which is freed when the next unit comes to that point; the output of the
+    reduce-scatter holds the sharded gradients. With replicas it is all-reduced in place; a copy in another dtype than
+    the shards' then stays until backward is done.
 
     In a pipeline of torch.distributed.pipelining (stage.py, backward_maybe_with_nosync and perform_reduce_grad) what
     backward gathered stays, and all units are reduced one after the other when all micro batches are done.
@@ -116,8 +117,6 @@ class FullyShard(Replicated):
 
     def enter(self, unit: str) -> None:
         self._gather(unit)
-        if unit in self.gathered:
-            self.last_gather = None
         self._copy_out(unit)
         self.last_gather = self.gathered.pop(unit, self.last_gather)
 

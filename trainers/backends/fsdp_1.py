@@ -19,7 +19,7 @@ from torch.distributed.fsdp import (
     ShardingStrategy,
     StateDictType,
 )
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
@@ -55,7 +55,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         model,
         device_mesh=sharding_mesh(mesh, plan),
         sharding_strategy=_SHARDING[plan.strategy],
-        auto_wrap_policy=ModuleWrapPolicy({type(unit) for unit in units(model, plan)}),
+        auto_wrap_policy=CustomPolicy(set(units(model, plan)).__contains__),
         mixed_precision=policy,
         backward_prefetch=_PREFETCH[plan.fsdp.backward_prefetch],
         forward_prefetch=plan.fsdp.forward_prefetch,

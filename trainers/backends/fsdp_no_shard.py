@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
-from torch.distributed.fsdp.wrap import ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy
 
 from memcalc.plan import Plan
 from trainers import optimizers
@@ -26,9 +26,11 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         model,
         process_group=mesh.get_group(),
         sharding_strategy=ShardingStrategy.NO_SHARD,
-        auto_wrap_policy=ModuleWrapPolicy({type(unit) for unit in units(model, plan)}),
+        auto_wrap_policy=CustomPolicy(set(units(model, plan)).__contains__),
         use_orig_params=True,
         device_id=device,
     )
     optimizer = optimizers.make(wrapped.parameters(), plan)
-    return Prepared(model=wrapped, optimizer=optimizer, states=optimizer, accumulate=wrapped.no_sync, clip=wrapped.clip_grad_norm_)
+    return Prepared(
+        model=wrapped, optimizer=optimizer, states=optimizer, accumulate=wrapped.no_sync, clip=wrapped.clip_grad_norm_
+    )

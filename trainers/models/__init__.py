@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from memcalc.errors import PlanError
 from memcalc.plan import Plan
 from memcalc.spec import Weight
+from trainers.models import module as own
 from trainers.models.bert import BERT
 from trainers.models.gpt2 import GPT2
 from trainers.models.layers import cross_entropy
@@ -48,6 +49,8 @@ _RESIDUAL = (
 
 def build(plan: Plan) -> nn.Module:
     """The plan's model on the meta device, in the dtype of its weights. Raises PlanError for a family without one."""
+    if plan.model.module.factory:
+        return own.build(plan)
     if plan.model.family not in _MODULES:
         raise PlanError(
             f"{plan.model.name} is known by its size only; a model to train needs a family: {', '.join(_MODULES)}"
@@ -56,8 +59,10 @@ def build(plan: Plan) -> nn.Module:
         return _MODULES[plan.model.family](plan).to(dtype_of(plan.precision_row.weights))
 
 
-def units(model: nn.Module, plan: Plan) -> nn.ModuleList:
+def units(model: nn.Module, plan: Plan) -> nn.ModuleList | list[nn.Module]:
     """The repeated parts of the model, which are checkpointed and sharded one by one."""
+    if plan.model.module.factory:
+        return own.module_units(model, plan)
     found = getattr(model, _BLOCKS[plan.model.family])
     assert isinstance(found, nn.ModuleList)
     return found
@@ -66,7 +71,12 @@ def units(model: nn.Module, plan: Plan) -> nn.ModuleList:
 def materialise(
     model: nn.Module, plan: Plan, device: torch.device, seed: int, weights: Sequence[Weight] | None = None
 ) -> None:
-    """Give a model on meta its memory on ``device`` and its first values."""
+    """Give a model on meta its memory on ``device`` and its first values; one that has memory keeps what is in it."""
+    if not any(parameter.is_meta for parameter in model.parameters()):
+        return
+    if plan.model.module.factory:
+        own.materialise(model, plan, device, seed, _shard)
+        return
     model.to_empty(device=device)
     initialise(model, plan, seed, weights)
 
@@ -118,8 +128,10 @@ def _shard(full: Tensor, parameter: Tensor) -> Tensor:
     return full
 
 
-def criterion(plan: Plan) -> Callable[[Tensor | list[Tensor], Tensor], Tensor]:
-    """The loss of the plan's family: mean cross-entropy over tokens or samples."""
+def criterion(plan: Plan) -> Callable[[Any, Any], Tensor]:
+    """The loss of the plan's family: mean cross-entropy over tokens or samples; of a module, its own if it has one."""
+    if plan.model.module.factory:
+        return partial(own.loss_of, upcast=plan.loss_dtype == "float32")
     return partial(cross_entropy, upcast=plan.loss_dtype == "float32", chunks=plan.loss.chunks)
 
 

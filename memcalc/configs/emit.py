@@ -1,0 +1,47 @@
+"""Writing a plan's launch files into a folder: all of them or none, and nothing that is there is replaced unasked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from memcalc.configs.scripts import PLAN_FILE, sbatch, torchrun
+from memcalc.configs.write import FORMATS, suited, write
+from memcalc.errors import FileError
+from memcalc.files import write_text
+from memcalc.plan import Plan
+from memcalc.training import Training
+
+__all__ = ["EMITTED", "emit"]
+
+_SCRIPTS = {"torchrun": ("run.sh", torchrun), "sbatch": ("run.sbatch", sbatch)}
+EMITTED = (*FORMATS, *_SCRIPTS)
+"""What can be written."""
+
+
+def emit(plan: Plan, kind: str, folder: Path, training: Training, *, replace: bool = False) -> tuple[str, ...]:
+    """Write the plan and its launch file into ``folder``; what was written and left out comes back, a line each.
+
+    Raises PlanError for what the format cannot say, FileError for what cannot be written or is there already.
+    """
+    notes: tuple[str, ...] = ()
+    if kind in FORMATS:
+        plan, notes = suited(plan, kind)
+        name, found = FORMATS[kind].file, write(plan, kind, training)
+        text = found.text
+        if found.left:
+            notes += (f"left to the training script: {', '.join(found.left)}",)
+    else:
+        name, script = _SCRIPTS[kind]
+        text = script(plan, training)
+    files = {folder / name: text, folder / PLAN_FILE: plan.to_json()}
+    there = [str(path) for path in files if path.exists() or path.is_symlink()]
+    if there and not replace:
+        stand = "is" if len(there) == 1 else "are"
+        raise FileError(f"{', '.join(there)} {stand} there already; add --replace, or name another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileError(f"{folder} cannot be made: {(error.strerror or str(error)).lower()}") from None
+    for path, content in files.items():
+        write_text(path, content)
+    return (f"wrote {folder / name} and {folder / PLAN_FILE}", *notes)

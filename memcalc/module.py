@@ -1,0 +1,186 @@
+"""Reading a module of the user's own: its code runs in a process of its own, and only because its name was given.
+
+The child is ``python -m trainers.module``; it leaves one JSON file, and everything its code prints goes to a log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memcalc.errors import FileError, InputError, shorten
+from memcalc.files import read_json
+from memcalc.hf.reading import UnknownModelType
+from memcalc.launch import environment, require_torch
+from memcalc.measurement import RankMeasurement
+from memcalc.models import Model
+from memcalc.plan import Plan
+from memcalc.records import build
+
+__all__ = ["TIMEOUT_SECONDS", "by_transformers", "check_name", "confirm_code", "describe", "rehearse", "run_child"]
+
+TIMEOUT_SECONDS = 120
+"""How long the code of a module may take to build it, if nothing else is said."""
+
+_LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+_LONGEST = 2**24
+_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.json")
+_ABSOLUTE = re.compile(r"(.+\.(?:py|json))(:.*)?")
+
+
+def check_name(text: str, option: str = "--module") -> str:
+    """A factory's name with an absolute path where it is one of a file. Raises InputError.
+
+    >>> check_name("package.models:tiny")
+    'package.models:tiny'
+    """
+    if not _NAME.fullmatch(text) or "\0" in text:
+        raise InputError(
+            f"{option} {shorten(text)} cannot be read; write it like package.file:name or path/file.py:name"
+        )
+    found = _ABSOLUTE.fullmatch(text)
+    return f"{Path(found[1]).absolute()}{found[2] or ''}" if found else text
+
+
+def confirm_code(plan: Plan, named: str | None, command: str) -> None:
+    """Raises InputError unless the user has named the code that the plan would run, or it would run none.
+
+    A plan is a file, which may come from anywhere; whoever runs the code in it says so.
+    """
+    factory = plan.model.module.factory
+    if factory.endswith(".json") and named is None:  # that is code of transformers
+        return
+    if factory and named is None:
+        raise InputError(f"the plan runs the code of {factory}; say that it shall: {command} --module {factory}")
+    if not factory and named is not None:
+        raise InputError(
+            f"--module {named}: the plan is of {plan.model.name}, which runs no code of yours; leave it out"
+        )
+    if factory and named is not None and check_name(named) != factory:
+        raise InputError(f"--module {named} is not what the plan runs, which is {factory}")
+
+
+@cache
+def describe(
+    factory: str,
+    *,
+    sample: str = "",
+    wrap: str = "",
+    shape: tuple[int, ...] = (),
+    tokens: int = 0,
+    timeout: float = TIMEOUT_SECONDS,
+) -> Model:
+    """Build the module that ``factory`` names, in a child, and count it: every weight once, and what it reads.
+
+    ``shape`` is of one sample of numbers; ``tokens`` are those of one that reads tokens; ``sample`` names a callable that
+    makes batches instead. Raises InputError in one line for whatever the code does, FileError for a path.
+    """
+    require_torch()
+    words = ["--factory", check_name(factory), "--wrap", wrap, "--shape", json.dumps(shape), "--tokens", str(tokens)]
+    if sample:
+        words += ["--sample", check_name(sample, "--sample")]
+    found = run_child("trainers.module", words, what=factory, timeout=timeout)
+    model = build(Model, found, f"module {factory}")
+    assert isinstance(model, Model)
+    return model
+
+
+def by_transformers(error: UnknownModelType, *, shape: tuple[int, ...] = (), tokens: int = 0) -> Model:
+    """The model of a ``config.json`` whose type memcalc has no row for, as transformers builds it; no code of the file runs.
+
+    Raises the error itself where sizes are missing in the file, or with what to install where transformers is.
+    """
+    if error.nulls:
+        raise error
+    if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
+        raise InputError(f"{error}; transformers may know it: pip install 'gpu-memcalc[hf]' 'torch>=2.6'")
+    if not (shape or tokens):
+        said = read_json(Path(error.path), error.path)
+        tokens = next((said[key] for key in _LENGTHS if isinstance(said.get(key), int)), 0)
+        if not 0 < tokens <= _LONGEST:
+            raise InputError(f"{error.path} does not say how long a sequence is; give --seq-len, or --input-shape")
+    return describe(error.path, shape=shape, tokens=tokens)
+
+
+def rehearse(
+    plan: Plan, *, rank: int = 0, device: str = "fake", timeout: float = TIMEOUT_SECONDS
+) -> tuple[RankMeasurement, int]:
+    """The second step of the plan's module on one rank, by its own code on tensors without values, in a child.
+
+    The number is how often the code asked for the value of a tensor in its forward pass and was given a 1. Raises
+    InputError in one line where it cannot be rehearsed.
+    """
+    with tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
+        path = Path(folder) / "plan.json"
+        plan.save(path)
+        found = run_child(
+            "trainers.module",
+            ["--rehearse", str(path), "--rank", str(rank), "--device", device],
+            what=plan.model.name,
+            timeout=timeout,
+        )
+    return RankMeasurement.from_json(found["measurement"], "rehearsal"), int(found["guessed"])
+
+
+def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -> Any:
+    """Run ``python -m module WORDS --result FILE`` in a session of its own and read the JSON it leaves there.
+
+    Raises InputError with the child's own line, or with how it ended; the log's path is in it where there is one.
+    Nothing of it is left running.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="memcalc-module-"))
+    result, log = folder / "result.json", folder / "log.txt"
+    keep = False
+    try:
+        with log.open("wb") as file:
+            child = subprocess.Popen(
+                [sys.executable, "-m", module, *words, "--result", str(result)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment(os.environ),
+                start_new_session=True,
+            )
+            try:
+                code: int | None = child.wait(timeout)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+        if result.exists():
+            found = read_json(result, str(result))
+            if isinstance(found, dict) and "error" not in found:
+                return found
+            line = str(found["error"]) if isinstance(found, dict) else "it left a file that is none of ours"
+            keep = isinstance(found, dict) and bool(found.get("traceback"))
+            kind = FileError if isinstance(found, dict) and found.get("kind") == "file" else InputError
+            raise kind(f"{line}; see {log}" if keep else line)
+        keep = True
+        raise InputError(f"{what} {_ended(code, timeout)}; see {log}")
+    finally:
+        result.unlink(missing_ok=True)
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _ended(code: int | None, timeout: float) -> str:
+    if code is None:
+        return f"did not return within {timeout:g} s; --module-timeout SECONDS gives it more"
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"was ended by {signal.Signals(-code).name}"
+    return f"ended its process with exit code {code} instead of returning"

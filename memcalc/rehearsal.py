@@ -1,0 +1,170 @@
+"""Rehearsals: the trainers' own code run for one rank of a job, without its GPUs, in a process of its own.
+
+The ledger says what a step takes from formulas, a rehearsal what torch's own code allocates (``trainers/rehearsal``).
+Both give a Timeline; ``allocated`` comes from it, ``reserved`` from the same replay of the caching allocator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memcalc.errors import RunError, shorten
+from memcalc.estimate import GUESSED, verdict, with_workspaces
+from memcalc.launch import environment, require_torch
+from memcalc.ledger import ledger
+from memcalc.measurement import RankMeasurement
+from memcalc.module import rehearse as rehearse_module
+from memcalc.outside import device_range
+from memcalc.parallel.replicated import workspaces
+from memcalc.plan import Plan
+from memcalc.reserved import Range, reserved_range
+from memcalc.supervise import die_with_parent
+from memcalc.timeline import Peak, Timeline
+
+__all__ = ["DEVICES", "TIMEOUT", "Rehearsal", "rehearse", "run_apart"]
+
+DEVICES = ("fake", "cuda")
+"""Where a rehearsal runs: on tensors without values, or with real kernels on one GPU of this machine."""
+TIMEOUT = 600.0
+"""Seconds a rehearsal may take; one of 80 layers takes less than a minute on two cores."""
+_MODULE = "trainers.rehearsal"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsal:
+    """What one rank takes in a steady step, in bytes."""
+
+    plan: Plan
+    rank: int
+    timeline: Timeline
+    peak: Peak
+    reserved: Range
+    device: Range
+    verdict: str
+    source: str
+    """``rehearsal``, or ``ledger`` where the plan cannot be rehearsed."""
+    remarks: tuple[str, ...]
+    """Why the ledger stands in, and what it adds to a rehearsal."""
+    measurement: RankMeasurement | None
+    """What the rehearsal measured; None when the ledger stands in."""
+    seconds: float
+
+
+def rehearse(
+    plan: Plan, *, rank: int = 0, device: str = "fake", timeout: float = TIMEOUT, allow_ledger: bool = True
+) -> Rehearsal:
+    """Rehearse two steps of one rank; the second is kept. Raises RunError where that fails.
+
+    A plan that memcalc cannot train cannot be rehearsed: its timeline is the ledger's, and says so, unless not
+    ``allow_ledger``.
+    """
+    started = time.monotonic()
+    if plan.untrained or plan.family.opaque:
+        why = f"memcalc cannot train {plan.untrained}" if plan.untrained else "the model is known by its size only"
+        if not allow_ledger:
+            raise RunError(f"this plan cannot be rehearsed: {why}")
+        remark = f"not rehearsed, because {why}: all figures are the ledger's"
+        return _found(plan, rank, ledger(plan), "ledger", (remark,), None, started)
+    guessed, remarks = 0, list[str]()
+    if plan.model.module.factory:
+        measured, guessed = rehearse_module(plan, rank=rank, device=device, timeout=timeout)
+        remarks += [GUESSED.format(guessed)] * bool(guessed)
+    else:
+        measured = run_apart(plan, rank=rank, device=device, timeout=timeout)
+    assert measured.timeline is not None, "a rehearsal keeps its timeline"
+    timeline = measured.timeline
+    if device == "fake" and (kept := workspaces(plan)):
+        timeline = with_workspaces(plan, timeline)
+        size = sum(size for _, size in kept)
+        remarks.append(
+            f"cuBLAS workspaces, {size:,} B, are the ledger's: no kernel runs in a rehearsal on fake tensors"
+        )
+    return _found(plan, rank, timeline, "rehearsal", tuple(remarks), measured, started, sure=not guessed)
+
+
+def _found(
+    plan: Plan,
+    rank: int,
+    timeline: Timeline,
+    source: str,
+    remarks: tuple[str, ...],
+    measured: RankMeasurement | None,
+    started: float,
+    *,
+    sure: bool = False,
+) -> Rehearsal:
+    reserved = reserved_range(plan, timeline)
+    device = device_range(plan, reserved, plan.gpu_row)
+    return Rehearsal(
+        plan=plan,
+        rank=rank,
+        timeline=timeline,
+        peak=timeline.steady(),
+        reserved=reserved,
+        device=device,
+        verdict=verdict(plan, device, plan.gpu_row, sure=sure),
+        source=source,
+        remarks=remarks,
+        measurement=measured,
+        seconds=time.monotonic() - started,
+    )
+
+
+def run_apart(
+    plan: Plan, *, rank: int = 0, device: str = "fake", timeout: float = TIMEOUT, module: str = _MODULE
+) -> RankMeasurement:
+    """``python -m trainers.rehearsal`` in a process that ends with this one. Raises RunError, in one line."""
+    require_torch()
+    with tempfile.TemporaryDirectory(prefix="memcalc-") as name:
+        said, out = Path(name) / "plan.json", Path(name) / "rank.json"
+        plan.save(said)
+        command = [sys.executable, "-m", module, str(said), str(out), "--rank", str(rank), "--device", device]
+        code, errors = _run(command, timeout)
+        if code or not out.exists():
+            raise RunError(_line(errors, code))
+        return RankMeasurement.from_json(out, "the rehearsal's answer")
+
+
+def _run(command: Sequence[str], timeout: float) -> tuple[int, str]:
+    """The exit code and the error output; no process is left, however this ends."""
+    process = subprocess.Popen(
+        command,
+        env=environment(os.environ),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=die_with_parent(),
+    )
+    try:
+        _, errors = process.communicate(timeout=timeout)
+        return process.returncode, errors.decode(errors="replace")
+    except subprocess.TimeoutExpired:
+        raise RunError(
+            f"the rehearsal was stopped after {timeout:g} s; fewer layers, or --timeout SECONDS, would do"
+        ) from None
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def _line(errors: str, code: int) -> str:
+    """What the process said last that is an error; how it ended where it said nothing."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    for line in reversed(lines):
+        if line.startswith("error: "):
+            return line.removeprefix("error: ")
+    last = f": {shorten(lines[-1], 200)}" if lines else ""
+    ended = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"the rehearsal ended with {ended}{last}"

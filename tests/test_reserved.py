@@ -1,0 +1,150 @@
+"""From the timeline of one step to what a whole run reserves: construction, states, kept gradients, streams."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import cast
+
+import pytest
+from hypothesis import given, settings
+
+from memcalc.allocator_options import AllocatorOptions
+from memcalc.layout import Layout
+from memcalc.ledger import ledger
+from memcalc.models import MODELS
+from memcalc.plan import Plan
+from memcalc.replay import replay
+from memcalc.reserved import replayed, run
+from memcalc.streams import STREAMS, delayed, stream_of
+from tests.allocations import DEFAULT, EXPANDABLE, MIB
+from tests.plans import plans
+
+NAMED = {
+    "single": Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=8, precision="amp-bf16", gpu="a100-80gb"),
+    "ddp": Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=4, precision="amp-bf16", strategy="ddp", ranks=8),
+    "fsdp": Plan(
+        model=MODELS["llama-2-7b"], tokens=4096, micro_batch=1, precision="amp-bf16", strategy="fsdp-full-shard",
+        ranks=8, checkpoint_every=1,
+    ),
+    "accumulated": Plan(model=MODELS["gpt2"], tokens=256, micro_batch=2, accumulation=4, precision="bf16"),
+    "pipeline-engine": Plan(
+        model=MODELS["gpt2"], tokens=256, micro_batch=2, accumulation=8, precision="bf16-master", strategy="deepspeed-1",
+        ranks=4, layout=Layout(pipeline=4),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [DEFAULT, EXPANDABLE], ids=["segments", "expandable"])
+@pytest.mark.parametrize("name", list(NAMED))
+def test_after_the_second_step_nothing_more_is_reserved(name: str, options: AllocatorOptions) -> None:
+    plan = NAMED[name]
+    timeline = ledger(plan)
+    second, fifth = (replayed(plan, timeline, options, steps=steps) for steps in (2, 5))
+    assert second.peak_reserved == fifth.peak_reserved
+    assert second.peak_allocated == fifth.peak_allocated
+    assert len({sum(size for _, size in run(plan, timeline, steps)) for steps in (1, 2, 3)}) == 1
+
+
+@given(plans())
+@settings(max_examples=40, deadline=None)
+def test_a_run_is_construction_and_steps_that_repeat(plan: Plan) -> None:
+    timeline = ledger(plan)
+    totals = [sum(size for _, size in run(plan, timeline, steps)) for steps in (1, 2, 3)]
+    assert totals[0] == totals[1] == totals[2]
+    found = replayed(plan, timeline)
+    assert found.peak_reserved >= found.peak_allocated >= timeline.peak().bytes
+    if plan.device == "cpu" or (plan.strategy_row.gathers and plan.fsdp.version == "1"):
+        return  # no blocks; or frees that wait for another stream
+    again = replayed(plan, timeline, EXPANDABLE)
+    assert again.peak_allocated == timeline.peak().bytes, "split to the block: nothing to spare"
+
+
+def test_the_optimizers_states_come_after_the_first_backward() -> None:
+    plan = NAMED["single"]
+    timeline = ledger(plan)
+    events = run(plan, timeline, 1)
+    states = [
+        i for i, (ident, _) in enumerate(events) if timeline.names[ident % len(timeline.names)].endswith(" state")
+    ]
+    assert len(states) == 2 * len(plan.family.weights(plan.model))
+    assert states == list(range(states[0], states[-1] + 1))
+    before = {timeline.names[ident % len(timeline.names)] for ident, _ in events[: states[0]]}
+    assert any(name.endswith(" gradient") for name in before)
+
+
+def test_kept_gradients_come_in_the_first_backward() -> None:
+    plan = dataclasses.replace(NAMED["single"], set_to_none=False)
+    timeline = ledger(plan)
+    size, events = len(timeline.names), run(plan, timeline, 2)
+    kept = [
+        i
+        for i, (ident, delta) in enumerate(events)
+        if ident < size and delta > 0 and timeline.names[ident].endswith(" gradient")
+    ]
+    assert len(kept) == len(plan.family.weights(plan.model))
+    # Where each lies was decided among activations: the first step's, whose idents are those of the timeline and size.
+    first_activation = next(i for i, (ident, _) in enumerate(events) if ident >= size)
+    last_activation = max(
+        i
+        for i, (ident, delta) in enumerate(events)
+        if size <= ident < 2 * size and delta > 0 and timeline.names[ident - size] == "lm_head output"
+    )
+    assert first_activation < last_activation < kept[0]
+    # They stay: nothing of the construction is freed, and the second backward makes others to add to them.
+    assert not {ident for ident, delta in events if delta < 0 and ident < size} & {events[i][0] for i in kept}
+    second = [timeline.names[ident - 2 * size] for ident, delta in events if ident >= 2 * size and delta > 0]
+    assert sum(name.endswith(" gradient") for name in second) >= len(kept)
+
+
+class _Fsdp1:
+    """What streams.py reads of a plan with FSDP 1."""
+
+    strategy_row = NAMED["fsdp"].strategy_row
+
+    class fsdp:
+        version = "1"
+
+
+def test_under_fsdp_1_gathers_are_free_two_units_later() -> None:
+    """_limiter_utils.py: the third gather waits until the first unit's buffer is free, so the pool holds two or three."""
+    names = [f"h.{unit} gather" for unit in range(4)]
+    events = [(unit, sign * 100) for unit in range(4) for sign in (1, -1)]
+    plan = cast(Plan, _Fsdp1)
+    assert stream_of(plan, names) == dict.fromkeys(range(4), 3)
+    moved = delayed(plan, names, events)
+    freed = [event for event in moved if event[1]]
+    assert freed == [(0, 100), (1, 100), (0, -100), (2, 100), (1, -100), (3, 100), (2, -100), (3, -100)]
+    assert [event for event in moved if event[0] == 1] == [(1, 100), (1, 0), (1, -100)], "let go of at once"
+    assert replay([(ident, size * MIB) for ident, size in moved]).peak_allocated == 100 * MIB
+    assert delayed(NAMED["fsdp"], names, events) == events, "FSDP 2 waits for events of its own"
+    gathered = replay([(ident, size * MIB) for ident, size in moved]).peak_reserved
+    assert gathered == 200 * MIB == 2 * replay([(ident, size * MIB) for ident, size in events]).peak_reserved
+
+
+def test_under_fsdp_1_what_is_reduced_is_made_on_a_stream_of_its_own() -> None:
+    names = ["h.0 flat gradient", "h.0 gradient to reduce", "h.0 shards gradient", "h.0 cast shard", "logits"]
+    assert stream_of(cast(Plan, _Fsdp1), names) == {1: 2, 2: 2, 3: 1}
+
+
+def test_collectives_of_fully_shard_have_streams_of_their_own() -> None:
+    plan = NAMED["fsdp"]
+    timeline = ledger(plan)
+    assert set(stream_of(plan, timeline.names).values()) == set(STREAMS["2"].values())
+    assert stream_of(NAMED["ddp"], ledger(NAMED["ddp"]).names) == {}
+    found = replayed(plan, timeline)
+    # The shards of the gradients, 6.74e9 parameters / 8 ranks * 4 B, are all on the reduce-scatter's stream.
+    shards = sum(weight.numel for weight in plan.family.weights(plan.model)) / 8 * 4
+    assert shards <= found.by_stream[2] <= shards + 33 * 20 * MIB
+
+
+def test_80_layers_are_replayed_in_under_a_second() -> None:
+    plan = Plan(
+        model=MODELS["llama-2-70b"], strategy="fsdp-full-shard", ranks=64, tokens=4096, micro_batch=1,
+        precision="amp-bf16",
+    )  # fmt: skip
+    timeline = ledger(plan)
+    started = time.perf_counter()
+    found = replay(timeline)
+    assert time.perf_counter() - started < 1
+    assert found.peak_reserved >= timeline.peak().bytes

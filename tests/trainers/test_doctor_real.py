@@ -1,0 +1,61 @@
+"""``trainers.doctor`` with this machine's torch, alone and as two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from trainers.doctor import facts
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_facts_are_torchs() -> None:
+    found = json.loads(json.dumps(facts()))
+    assert found["torch"] == torch.__version__ and found["gloo"] is True
+    assert len(found["gpus"]) == torch.cuda.device_count() and found["error"] is None
+
+
+def test_two_ranks_agree_and_one_alone_gives_up_in_time() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def rank(number: int, timeout: int, port: int) -> subprocess.Popen[str]:
+        environ = os.environ | {
+            "RANK": str(number),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "memcalc",
+            "doctor",
+            "--cluster",
+            "--timeout",
+            str(timeout),
+            "--format",
+            "json",
+        ]
+        return subprocess.Popen(
+            command, cwd=ROOT, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    alone = rank(0, 1, port + 1 if port < 65000 else port - 1)
+    both = [rank(number, 60, port) for number in range(2)]
+    first, second = (process.communicate(timeout=120) for process in both)
+    assert [process.returncode for process in both] == [0, 0], (first, second)
+    said = {each["what"]: each for each in json.loads(first[0])}
+    assert said["torch"]["found"] == f"{torch.__version__} on all ranks" and said["ranks"]["status"] == "ok"
+    assert second[0] == ""
+    out, err = alone.communicate(timeout=120)
+    assert alone.returncode == 1 and out == ""
+    assert err.startswith("memcalc: rank 0 of 2 did not hear from all others") and err.count("\n") == 1

@@ -1,0 +1,136 @@
+"""Modules of one's own, rehearsed: against real runs on the CPU, and against what autograd was seen to save."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memcalc.compare import exact
+from memcalc.measurement import RankMeasurement
+from memcalc.plan import Plan
+from memcalc.timeline import CATEGORIES, MOMENTS
+from tests.trainers.runs import Job, run, some
+from tests.trainers.test_module_code import numel
+from trainers import module
+from trainers.rehearsal.run import STEPS, rehearse
+from trainers.rehearsal.tracer import Tracer
+
+TESTS = Path(__file__).parents[1]
+MIB = 2**20
+
+
+def planned(name: str, *, file: str = "own_modules.py", sample: str = "", wrap: str = "", **fields: Any) -> Plan:
+    shape, tokens = fields.pop("shape", ()), fields.get("tokens", 0)
+    sample = sample and f"{TESTS / file}:{sample}"
+    model = module.describe(f"{TESTS / file}:{name}", sample=sample, wrap=wrap, shape=shape, tokens=tokens)
+    return Plan(model=model, **{"micro_batch": 4, "optimizer_kind": "for-loop", **fields})
+
+
+def test_real_runs_take_what_their_rehearsals_say(tmp_path: Path) -> None:
+    """Two ranks under gloo, metered to the byte; in float32, for which oneDNN takes no scratch memory of its own."""
+    plans = {
+        "fsdp-checkpointed": planned(
+            "Stack", sample="samples", strategy="fsdp-shard-grad-op", ranks=2, device="cpu", checkpoint_every=1
+        ),
+        "fsdp-wrapped": planned("Stack", shape=(12,), wrap="Linear", strategy="fsdp-full-shard", ranks=2, device="cpu"),
+        "fsdp": planned("Stack", shape=(12,), strategy="fsdp-full-shard", ranks=2, device="cpu"),
+        "ddp-tied": planned("Tied", tokens=8, strategy="ddp", ranks=2, device="cpu"),
+        "ddp-recurrent": planned("Recurrent", shape=(8,), strategy="ddp", ranks=2, device="cpu", accumulation=2),
+        "zero-1": planned("Losing", sample="losing_samples", strategy="zero-1", ranks=2, device="cpu"),
+    }
+    chosen = some(plans)
+    measured = run({name: Job(plan, steps=2, measure_steps=2) for name, plan in chosen.items()}, 2, tmp_path)
+    for name, plan in chosen.items():
+        rehearsed, real = rehearse(plan), measured[name].ranks[0]
+        assert rehearsed.allocated_peak == pytest.approx(real.allocated_peak, rel=0.01), name
+        for category in ("parameters", "gradients", "optimizer"):
+            of_all = max(getattr(rank, category) for rank in measured[name].ranks)
+            assert exact(plan, category) == of_all, (name, category)
+
+
+def saved(measured: RankMeasurement) -> float:
+    """MiB of activations and inputs alive when backward begins."""
+    step = measured.timeline
+    assert step is not None
+    before = slice(0, int(np.flatnonzero(step.moment == MOMENTS.index("backward"))[0]))
+    kinds = [CATEGORIES.index(name) for name in ("activations", "inputs")]
+    return float(step.delta[before][np.isin(step.category[before], kinds)].sum()) / MIB
+
+
+# What torch.autograd.graph.saved_tensors_hooks saw of one forward pass with its loss, each storage once and weights left
+# out; batch 32 of 224 x 224 pictures, and 8.
+@pytest.mark.parametrize(
+    ("name", "batch", "parameters", "expected"),
+    [
+        ("resnet_50", 32, 25_557_032, {"fp32": 2622.0, "bf16": 1335.6}),
+        ("VisionTransformer", 8, 86_567_656, {"bf16": 451.3}),
+    ],
+)
+def test_published_architectures_keep_what_they_were_seen_to_keep(
+    name: str, batch: int, parameters: int, expected: dict[str, float]
+) -> None:
+    plan = planned(name, file="own_pictures.py", shape=(3, 224, 224), micro_batch=batch)
+    assert numel(plan.model) == parameters
+    for precision, mib in expected.items():
+        assert saved(rehearse(dataclasses.replace(plan, precision=precision))) == pytest.approx(mib, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gpt2", {"bf16": 772.7, "amp-bf16": 1071.3, "fp32": 1138.7}),
+        ("bert", {"bf16": 340.3, "amp-bf16": 732.6, "fp32": 666.5}),
+    ],
+)
+def test_models_of_transformers_keep_what_they_were_seen_to_keep(name: str, expected: dict[str, float]) -> None:
+    """Batch 4, sequence 512, dropout 0.1, labels given; found in the same way."""
+    pytest.importorskip("transformers")
+    plan = planned(name, file="own_transformers.py", tokens=512)
+    assert plan.model.module.arguments == ("input_ids", "labels")
+    for precision, mib in expected.items():
+        assert saved(rehearse(dataclasses.replace(plan, precision=precision))) == pytest.approx(mib, rel=0.001)
+
+
+def test_adapters_of_peft_are_the_only_ones_trained() -> None:
+    pytest.importorskip("peft")
+    plan = planned("lora", file="own_transformers.py", tokens=16, device="cpu")
+    trained = [weight for weight in plan.weights if weight.trainable]
+    assert all(".lora_" in weight.name for weight in trained)
+    found = rehearse(plan)
+    assert found.gradients == exact(plan, "gradients") == 4 * sum(weight.numel for weight in trained)
+    assert found.optimizer == exact(plan, "optimizer")
+
+
+def test_a_type_that_only_transformers_knows_is_its_module_on_the_file(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    said = {
+        "model_type": "olmo", "architectures": ["OlmoForCausalLM"], "vocab_size": 256, "hidden_size": 32,
+        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64,
+        "torch_dtype": "bfloat16", "auto_map": {"AutoModel": "code--of.Repository"}, "quantization_config": {"bits": 4},
+    }  # fmt: skip
+    path.write_text(json.dumps(said))
+    model = module.describe(str(path), sample="", wrap="", shape=(), tokens=16)
+    config = transformers.OlmoConfig(**{key: said[key] for key in list(said)[2:8]})
+    real = transformers.OlmoForCausalLM(config)
+    expected = [(name, tuple(weight.shape)) for name, weight in real.named_parameters()]
+    assert [(weight.name, weight.shape) for weight in model.module.weights] == expected
+    assert {weight.dtype for weight in model.module.weights} == {""}
+    assert (model.layers, model.module.loss) == (2, "own")
+    found = rehearse(
+        Plan(model=model, tokens=16, micro_batch=2, ranks=2, strategy="fsdp-full-shard", checkpoint_every=1)
+    )
+    assert found.allocated_peak > found.parameters + found.optimizer
+
+
+@pytest.mark.parametrize(("name", "asked"), [("Stack", False), ("Branching", True)])
+def test_code_that_asks_for_numbers_is_noticed(name: str, asked: bool) -> None:
+    plan = planned(name, shape=(12,))
+    tracer = Tracer(plan.device, STEPS - 1)
+    rehearse(plan, tracer=tracer)
+    assert (tracer.guessed > 0) == asked

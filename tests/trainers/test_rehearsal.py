@@ -1,0 +1,137 @@
+"""Rehearsals beside what they stand for: real runs on the CPU, torch's own tracker, and the ledger."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+
+from memcalc.fsdp import Fsdp
+from memcalc.ledger import ledger
+from memcalc.plan import Plan
+from tests.trainers.rehearsed import SMALL, planned
+from tests.trainers.runs import Job, Result, plan, run, some
+from trainers.backends import prepare
+from trainers.checkpointing import checkpoint_blocks
+from trainers.models import build, criterion
+from trainers.rehearsal import private, rehearse
+from trainers.rehearsal.run import world
+
+ONE = some(
+    {
+        "checkpointing": plan(checkpoint_every=1),
+        "bf16": plan(precision="bf16"),
+        "amp, dropout": plan(precision="amp-bf16", dropout=0.1),
+        "convolutions": planned("resnet"),
+        "fp32": plan(),
+        "accumulation": plan(accumulation=2),
+    }
+)
+TWO = some(
+    {
+        "ddp": plan(ranks=2, strategy="ddp"),
+        "zero-1": plan(ranks=2, strategy="zero-1"),
+        "fsdp-full-shard amp": plan(ranks=2, strategy="fsdp-full-shard", precision="amp-bf16"),
+        "fsdp-full-shard": plan(ranks=2, strategy="fsdp-full-shard"),
+        "fsdp-full-shard checkpointing": plan(ranks=2, strategy="fsdp-full-shard", checkpoint_every=1),
+        "fsdp-no-shard": plan(ranks=2, strategy="fsdp-no-shard"),
+        "fsdp-shard-grad-op": plan(ranks=2, strategy="fsdp-shard-grad-op"),
+        "fsdp-hybrid-shard": plan(ranks=2, strategy="fsdp-hybrid-shard", fsdp=Fsdp(replicas=2)),
+        "fsdp 1 shard-grad-op": plan(ranks=2, strategy="fsdp-shard-grad-op", fsdp=Fsdp(version="1")),
+        "fsdp 1": plan(ranks=2, strategy="fsdp-full-shard", fsdp=Fsdp(version="1")),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Every plan run for real, in two process groups."""
+    jobs = {name: Job(each, measure_steps=3) for name, each in (ONE | TWO).items()}
+    folder = tmp_path_factory.mktemp("measured")
+    found = run({name: jobs[name] for name in ONE}, 1, folder)
+    return found | run({name: jobs[name] for name in TWO}, 2, folder)
+
+
+@pytest.mark.parametrize("name", [*ONE, *TWO])
+def test_a_rehearsal_takes_what_the_cpu_allocator_gave(name: str, measured: dict[str, Result]) -> None:
+    """The rank's own numbers within a thousandth, in each moment and of each state."""
+    plan, real = (ONE | TWO)[name], measured[name].ranks[0]
+    found = rehearse(plan)
+    assert found.allocated_peak == pytest.approx(real.allocated_peak, rel=1e-3)
+    assert found.moment == real.moment
+    for moment, size in real.by_moment.items():
+        # oneDNN's scratch memory for 16-bit products is no tensor: up to half a MiB, on top of what there is.
+        scratch = 2**19 if plan.precision_row.compute != "float32" else 0
+        assert -1e-3 * size <= size - found.by_moment[moment] <= max(1e-3 * size, scratch), moment
+    assert (found.parameters, found.gradients) == (real.parameters, real.gradients)
+    assert found.optimizer == real.optimizer
+
+
+@pytest.mark.parametrize(
+    ("strategy", "fields"),
+    [
+        ("fsdp-full-shard", {}),
+        ("fsdp-shard-grad-op", {}),
+        ("fsdp-full-shard", {"checkpoint_every": 1}),
+        ("fsdp-full-shard", {"precision": "amp-bf16"}),
+    ],
+    ids=str,
+)
+def test_a_rehearsal_takes_what_fsdpmemtracker_counts(strategy: str, fields: dict[str, object]) -> None:
+    plan = planned("gpt2", strategy=strategy, ranks=8, optimizer_kind="for-loop", **fields)
+    assert rehearse(plan).allocated_peak == pytest.approx(tracked(plan), rel=1e-3)
+
+
+def tracked(plan: Plan) -> int:
+    """The most torch.distributed._tools.fsdp2_mem_tracker.FSDPMemTracker sees in a second step."""
+    with world(0, plan.ranks, torch.device("cpu")) as process:
+        model = build(plan)
+        checkpoint_blocks(model, plan)
+        with private.fake_mode():
+            prepared = prepare(model, plan, process.mesh, 0)
+            inputs, targets = (torch.zeros(plan.micro_batch, plan.tokens, dtype=torch.int64) for _ in range(2))
+            tracker = FSDPMemTracker(prepared.model, prepared.optimizer)
+            tracker.track_inputs((inputs, targets))
+            with tracker:
+                for step in range(2):
+                    loss = criterion(plan)(prepared.model(inputs), targets)
+                    loss.backward()
+                    del loss
+                    prepared.optimizer.step()
+                    prepared.optimizer.zero_grad()
+                    if not step:
+                        tracker.reset_mod_stats()
+            snapshot = tracker.get_tracker_snapshot("peak")
+    return int(snapshot[torch.device("cpu")]["Total"])
+
+
+FAMILIES = {f"{family} {precision}": (family, precision) for family in SMALL for precision in ("fp32", "bf16")}
+CORNERS = {
+    f"{family} {name}": (family, fields)
+    for family in SMALL
+    for name, fields in {
+        "fsdp amp": {"strategy": "fsdp-full-shard", "ranks": 4, "precision": "amp-bf16"},
+        "amp": {"precision": "amp-bf16"},
+        "checkpointing": {"checkpoint_every": 1},
+        "on the cpu": {"device": "cpu"},
+    }.items()
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_ledger_agrees_for_every_family(name: str) -> None:
+    family, precision = FAMILIES[name]
+    agree(planned(family, precision=precision, device="cuda"))
+
+
+@pytest.mark.parametrize("name", some(CORNERS))
+def test_the_ledger_agrees_in_the_corners(name: str) -> None:
+    family, fields = CORNERS[name]
+    agree(planned(family, **{"device": "cuda", **fields}))
+
+
+def agree(plan: Plan) -> None:
+    """Within a percent at the peak and in every moment."""
+    found, formulas = rehearse(plan), ledger(plan).steady()
+    assert formulas.bytes == pytest.approx(found.allocated_peak, rel=1e-2)
+    assert formulas.by_moment == pytest.approx(found.by_moment, rel=1e-2)

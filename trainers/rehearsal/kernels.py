@@ -1,0 +1,112 @@
+"""What kernels allocate for themselves and free again, which no dispatch mode sees: the larger ones of known size.
+
+    flash, CUDA backward       a float32 accumulator of the query gradient and one sum a row, rows rounded to 128 and heads to
+                               32 (transformers/cuda/flash_attn/flash_api.cpp, mha_bwd: dq_accum, softmax_d)
+    efficient, CUDA backward   one float32 sum a row (transformers/cuda/attention_backward.cu, delta)
+    flash, CPU                 scores and sums of the block a thread works on (cpu/FlashAttentionKernel.cpp); ranks run one thread
+    convolution, CPU           copies of what goes in and comes out in oneDNN's own layout (aten/src/ATen/native/mkldnn/Conv.cpp)
+    batch norm, CPU backward   one tensor as large as the input (aten/src/ATen/native/Normalization.cpp)
+
+Not among them, because their size hangs on the machine or on a choice made at run time: cuBLAS and cuDNN workspaces,
+NCCL's buffers, and scratch inside oneDNN's products of 16-bit numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+__all__ = ["workspace"]
+
+
+_ONEDNN_CHANNELS = 4
+
+
+def workspace(name: str, device: str, args: Any) -> int:
+    """Bytes that a kernel holds beside its outputs at its fullest point."""
+    rule = _RULES.get((name, device))
+    return rule(args) if rule else 0
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
+def _flash_backward(args: Any) -> int:
+    batch, heads, tokens, width = args[1].shape
+    rows = _up(tokens, 128)
+    return 4 * batch * heads * rows * (1 + _up(width, 32))
+
+
+def _efficient_backward(args: Any) -> int:
+    batch, heads, tokens = args[1].shape[:3]
+    return 4 * int(batch * heads * tokens)
+
+
+def _blocks(query: Tensor, key: Tensor) -> tuple[int, int]:
+    tokens = query.shape[2]
+    rows = 256 if tokens >= 768 else 64 if tokens >= 192 else 32
+    return min(rows, tokens), min(512, key.shape[2])
+
+
+def _cpu_flash(args: Any) -> int:
+    (rows, keys), query = _blocks(*args[:2]), args[0]
+    halves = rows * keys * query.itemsize if query.itemsize < 4 else 0
+    return 4 * (rows * keys + 2 * rows + rows * query.shape[3]) + halves
+
+
+def _cpu_flash_backward(args: Any) -> int:
+    (rows, keys), query = _blocks(*args[1:3]), args[1]
+    halves = 2 * rows * keys * query.itemsize if query.itemsize < 4 else 0
+    return 4 * (2 * rows * keys + rows) + halves
+
+
+def _batch_norm_backward(args: Any) -> int:
+    return int(args[1].numel() * args[1].itemsize)
+
+
+def _bytes(*parts: Tensor) -> int:
+    return sum(part.numel() * part.itemsize for part in parts)
+
+
+def _reordered(image: Tensor) -> int:
+    """With very few channels oneDNN reads an image as it is."""
+    return _bytes(image) if image.shape[1] >= _ONEDNN_CHANNELS else 0
+
+
+def _convolution(args: Any) -> int:
+    """Both inputs and the output are copied; the output's copy is still there when the output is."""
+    image, weight = args[:2]
+    stride, padding, dilation = args[3:6]
+    sizes = [
+        (size + 2 * pad - span * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, span in zip(
+            image.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True
+        )
+    ]
+    output = image.shape[0] * weight.shape[0] * math.prod(sizes) * image.itemsize
+    return max(_reordered(image) + _bytes(weight) + output, 2 * output) - output
+
+
+def _convolution_backward(args: Any) -> int:
+    """First the input's gradient, of copies of the output's gradient and the weight; then the weight's."""
+    gradient, image, weight = args[:3]
+    strided, mask = max(args[4]) > 1, args[10]
+    gone = _bytes(image) if mask[0] else 0
+    first = max(_bytes(gradient, weight) + gone, gone * (3 if strided else 2)) if mask[0] else 0
+    second = gone + _bytes(gradient) + _reordered(image) + _bytes(weight) if mask[1] else 0
+    return max(first, second, gone + 2 * _bytes(weight)) - gone - _bytes(weight)
+
+
+_RULES: dict[tuple[str, str], Callable[[Any], int]] = {
+    ("aten::_scaled_dot_product_flash_attention_backward", "cuda"): _flash_backward,
+    ("aten::_scaled_dot_product_efficient_attention_backward", "cuda"): _efficient_backward,
+    ("aten::_scaled_dot_product_flash_attention_for_cpu", "cpu"): _cpu_flash,
+    ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "cpu"): _cpu_flash_backward,
+    ("aten::convolution", "cpu"): _convolution,
+    ("aten::convolution_backward", "cpu"): _convolution_backward,
+    ("aten::native_batch_norm_backward", "cpu"): _batch_norm_backward,
+}

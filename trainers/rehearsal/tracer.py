@@ -1,0 +1,224 @@
+"""A meter for tensors without values: it follows storages, from the operation that makes one to its last reference.
+
+A dispatch mode sees what each operation returns, below autograd and so in backward and in the optimizer too. It does not
+see what a kernel takes for itself while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memcalc.measurement import RankMeasurement
+from memcalc.timeline import MOMENTS
+from trainers.backends import Prepared
+from trainers.history import Boundary, Event, History
+from trainers.meters import Sizes, steady_steps, summary
+from trainers.rehearsal import private
+from trainers.rehearsal.cuda import as_cuda_makes
+from trainers.rehearsal.kernels import workspace
+
+__all__ = ["Tracer"]
+
+_OUTSIDE = -1
+_BLOCK = {"cuda": 512, "cpu": 1}
+"""Bytes each allocation is a multiple of (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize)."""
+_COPIED = {"c10d::allgather_": 0, "c10d::_allgather_base_": 0, "c10d::_reduce_scatter_base_": 1}
+"""What gloo, the backend on CPUs, works on a copy of: the argument (torch/csrc/distributed/c10d/ProcessGroupGloo.cpp,
+newLikeFlat of the outputs in allgather, clone of the inputs in reduce_scatter_tensor_coalesced)."""
+_ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
+"""By FSDP 2's regions: the endings by which memcalc/streams.py knows on which stream something is made."""
+_ENTER, _LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
+
+
+class Tracer(private.Mode):
+    """Runs operations on fake tensors and keeps the history of their storages. Enter it once, around the whole run."""
+
+    def __init__(self, device: str, last_step: int) -> None:
+        super().__init__()
+        self.device, self.last_step, self.block = device, last_step, _BLOCK[device]
+        self.instrument = f"a rehearsal on fake tensors of torch {torch.__version__}, as {device} would run it"
+        self.fake = private.fake_mode()
+        self.events: list[Event] = []
+        self.boundaries: list[Boundary] = []
+        self.live: dict[int, tuple[int, int, Any]] = {}
+        """By identity of the storage: its number, its bytes, and the reference that tells when it is gone."""
+        self.now = self.number = 0
+        self.regions: list[str] = []
+        self.sizes = Sizes(torch.device("cpu"), self.where)
+        self.finite: set[int] = set()
+        self.guessed = 0
+        """How often a forward pass asked for the value of a tensor, of which there is none."""
+        self.rebuilding = False
+        self.buckets: set[int] = set()
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """All that happens inside is traced."""
+        resizes, reductions = private.resizes(self.forget, self.resized), private.answered_reductions(self)
+        states = private.states_of_generators(self.state) if self.device == "cpu" else contextlib.nullcontext()
+        with resizes, reductions, states, private.real_meshes(), private.storages_by_identity(), self:
+            yield
+
+    def state(self, tensor: Tensor) -> None:
+        """A generator's state, which lies where the CPU's tensors lie."""
+        self.follow(tensor.untyped_storage(), "get_rng_state")
+
+    def rebuilds(self, begins: bool) -> None:
+        """DDP looks whether its buckets want another order."""
+        self.rebuilding = begins
+
+    def reduces(self, bucket: Tensor) -> None:
+        """What DDP reduces is there for communication."""
+        self.buckets.add(self.where(bucket.untyped_storage()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name: str = func.name()
+        if name.startswith("prim::"):  # asks something of a tensor
+            return func(*args, **kwargs)
+        if name == "aten::_local_scalar_dense":
+            return self.number_of(args[0])
+        if name.startswith(_ENTER):
+            self.regions.append(str(args[0]))
+        elif name.startswith(_LEAVE) and self.regions:
+            self.regions.pop()
+        if name == "aten::bincount":
+            return _evenly(*args, **kwargs)
+        if self.rebuilding and _indices(args, kwargs):
+            return func(*args, **kwargs)
+        if _on_meta(args, kwargs):  # a module that is built, and has no memory yet
+            return func(*args, **kwargs)
+        if name == "aten::_amp_foreach_non_finite_check_and_unscale_":
+            self.finite.add(id(args[1].untyped_storage()))
+        with self.fake:
+            found = func(*args, **kwargs)
+            if self.device == "cuda":
+                found = as_cuda_makes(name, found)
+        if self.device == "cuda" and name == "aten::lift_fresh":
+            return found  # a number made by torch.tensor stays on the host
+        scratch = self.take(workspace(name, self.device, args), f"{name} workspace")
+        for tensor in private.tensors(found):
+            self.see(tensor, name)
+        self.give_back(*scratch)
+        if name in _COPIED and self.device == "cpu" and torch.distributed.get_world_size() > 1:
+            size = sum(part.numel() * part.itemsize for part in private.tensors(args[_COPIED[name]]))
+            self.give_back(*self.take(size, f"gloo:copy of {name}"))
+        return found
+
+    def number_of(self, tensor: Tensor) -> float | int | bool:
+        """The number in a tensor that has none: 1, which any count of steps and any loss could be; 0 infinite gradients."""
+        if not private.is_fake(tensor):
+            with private.no_modes():
+                return tensor.item()
+        self.guessed += bool(self.boundaries) and self.boundaries[-1].moment in ("forward", "loss")
+        value = 0 if id(tensor.untyped_storage()) in self.finite else 1
+        return float(value) if tensor.is_floating_point() else value
+
+    def see(self, tensor: Tensor, name: str) -> None:
+        """Begin to follow the storage behind a tensor, unless that is done already."""
+        tensor = private.local(tensor)
+        if tensor.device.type != "meta":
+            self.follow(tensor.untyped_storage(), name)
+
+    def follow(self, storage: Any, name: str) -> None:
+        """An allocation, if the storage is not known and has any bytes."""
+        key, size = id(storage), storage.nbytes()
+        if not size or key in self.live:
+            return
+        self.live[key] = *self.take(size, name), weakref.ref(storage, lambda _: self.free(key))
+
+    def take(self, size: int, name: str) -> tuple[int, int]:
+        """Memory without a tensor, until it is given back: its number and its bytes."""
+        self.number += 1
+        size = -(-size // self.block) * self.block
+        if size:
+            innermost = self.regions[-1].split(" (")[0] if self.regions else ""  # a module's name stands in brackets
+            full = " > ".join((*self.regions, name)) + _ENDINGS.get(innermost, "")
+            self.events.append(Event(self.tick(), self.number, size, full))
+        return self.number, size
+
+    def give_back(self, number: int, size: int) -> None:
+        """The end of an allocation."""
+        if size:
+            self.events.append(Event(self.tick(), number, -size))
+
+    def free(self, key: int) -> None:
+        """The storage is gone, or empty."""
+        number, size, _ = self.live.pop(key, (0, 0, None))
+        self.finite.discard(key)
+        self.give_back(number, size)
+
+    def forget(self, storage: Any) -> None:
+        """It is about to get another size."""
+        self.free(id(storage))
+
+    def resized(self, storage: Any) -> None:
+        """It has got another size."""
+        copied = any("copy_out" in region for region in self.regions)
+        self.follow(storage, "FSDP::resize_ gathered" if copied else "FSDP::resize_ gather")  # nobody else resizes
+
+    def tick(self) -> int:
+        """Time is counted in events."""
+        self.now += 1
+        return self.now
+
+    def where(self, storage: Any) -> int:
+        """What a storage has instead of an address: its number, 0 for one that is not followed."""
+        return self.live.get(id(storage), (0, 0, None))[0]
+
+    def mark(self, step: int, moment: str) -> None:
+        """The loop enters a moment of a step."""
+        self.boundaries.append(Boundary(self.tick(), step, moment))
+
+    def states(self, prepared: Prepared) -> None:
+        """Note the gradients."""
+        self.sizes.backward_done(prepared)
+
+    def finish(self, prepared: Prepared, rank: int) -> RankMeasurement:
+        """The last step is over."""
+        self.sizes.step_done(prepared)
+        self.mark(_OUTSIDE, "init")
+        history = History(self.events, self.boundaries)
+        windows = history.windows()
+        steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
+        peaks: dict[tuple[int, str], int] = {}
+        for window in windows:
+            if window.step in steady and window.moment in MOMENTS:
+                key = window.step, window.moment
+                peaks[key] = max(peaks.get(key, 0), window.peak)
+        begin = next(window.first for window in windows if window.step == steady[0])
+        buckets = history.identify(self.now, dict.fromkeys(self.buckets, "communication"))
+        return summary(
+            self, rank, peaks,
+            init_peak=int(history.live[:begin].max(initial=0)),
+            timeline=history.timeline(self.last_step, buckets | self.sizes.categories(history, self.last_step)),
+        )  # fmt: skip
+
+
+def _on_meta(args: Any, kwargs: Any) -> bool:
+    """Whether an operation makes or changes a tensor of the meta device."""
+    device = kwargs.get("device")
+    if device is not None:
+        return torch.device(device).type == "meta"
+    first = next(iter(private.tensors(args)), None)
+    return first is not None and first.device.type == "meta" and not private.is_fake(first)
+
+
+def _indices(args: Any, kwargs: Any) -> bool:
+    """Whether an operation is on int32 numbers that are real."""
+    given = private.tensors((args, kwargs))
+    dtype = kwargs.get("dtype") or (given[0].dtype if given else None)
+    return dtype == torch.int32 and not any(map(private.is_fake, given))
+
+
+def _evenly(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """Counts of values that nobody knows: every one of ``minlength`` equally often, as balanced experts get tokens."""
+    each, more = divmod(values.numel(), minlength)
+    with private.no_modes():
+        return torch.tensor([each + (place < more) for place in range(minlength)])
