@@ -79,11 +79,7 @@ def check_peak(runs: Runs, name: str, percent: float) -> None:
     """The fullest rank of each stage holds what the ledger says."""
     each = runs.plans[name]
     for index in range(each.layout.pipeline):
-        mine = [
-            rank.allocated_peak
-            for rank in runs.whole[name].ranks
-            if rank.rank // each.layout.tensor % each.layout.pipeline == index
-        ]
+        mine = [rank.allocated_peak for rank in runs.whole[name].ranks if each.layout.stage_of(rank.rank) == index]
         assert ledger(each, index).steady().bytes == pytest.approx(max(mine), rel=percent / 100), index
 
 
