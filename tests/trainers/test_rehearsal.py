@@ -131,6 +131,15 @@ def test_the_ledger_agrees_in_the_corners(name: str) -> None:
     agree(planned(family, **{"device": "cuda", **fields}))
 
 
+@pytest.mark.parametrize("strategy", ["fsdp-full-shard", "fsdp-shard-grad-op"])
+def test_nothing_is_as_large_as_all_ranks_together(strategy: str) -> None:
+    """Whole weights exist one at a time while shards are filled; what DTensor works out on shapes is no memory."""
+    found = rehearse(planned("llama", strategy=strategy, ranks=64, device="cuda", micro_batch=1, tokens=8))
+    largest = 4 * 1000 * 128
+    assert found.init_peak is not None
+    assert found.init_peak <= found.allocated_peak + largest
+
+
 @pytest.mark.parametrize("sequence", [False, True])
 def test_tensor_parallel_agrees_at_the_peak(sequence: bool) -> None:
     """What DTensor does on one rank is seen piece by piece, and its collectives give back what they were given."""

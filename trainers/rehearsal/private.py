@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import _flat_param
@@ -28,7 +29,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
-    "Listener", "Mode", "answered_reductions", "fake_group", "fake_mode", "is_fake", "local", "no_modes", "real_meshes",
+    "Listener", "Mode", "answered_reductions", "fake_group", "fake_mode", "is_fake", "local", "no_modes", "propagates",
+    "real_meshes",
     "resizes", "states_of_generators", "storages_by_identity", "tensors",
 ]  # fmt: skip
 
@@ -43,6 +45,11 @@ def fake_mode() -> FakeTensorMode:
 def no_modes() -> Any:
     """Inside it tensors are real, and nothing is traced."""
     return _disable_current_modes()
+
+
+def propagates() -> bool:
+    """Whether torch itself works out shapes just now, on fake tensors as large as all ranks' together (DTensor does)."""
+    return active_fake_mode() is not None
 
 
 def is_fake(tensor: torch.Tensor) -> bool:

@@ -85,7 +85,7 @@ class Tracer(private.Mode):
             return NotImplemented  # so that what it does on this rank comes here, piece by piece
         kwargs = kwargs or {}
         name: str = func.name()
-        if name.startswith("prim::"):  # asks something of a tensor
+        if name.startswith("prim::") or private.propagates():  # asks something of a tensor, or of a shape
             return func(*args, **kwargs)
         if name == "aten::_local_scalar_dense":
             return self.number_of(args[0])
