@@ -40,6 +40,7 @@ class Allocator:
         """Reserved bytes of each stream's segments."""
         self._pools = {True: Pool(SMALL_SEGMENT), False: Pool(options.large_segment)}
         self._max_split = options.max_split_size or _UNLIMITED
+        self._rounds_up = any(options.roundup_power2_divisions)
         self._top = 0  # next address never used before
         self.next_address: int | None = None
         """Where the driver puts the next segment, if that is known; otherwise behind all others."""
@@ -47,7 +48,7 @@ class Allocator:
 
     def allocate(self, size: int, stream: int = 0) -> Block | None:
         """A block of at least ``size`` bytes, or None when the device is full even without the cache (``malloc``)."""
-        size = self.options.round(size)
+        size = self.options.round(size) if self._rounds_up else -(-(size or 1) // BLOCK) * BLOCK
         pool = self._pools[size <= SMALL_SIZE]
         block = self._find(pool, size, stream)
         if block is None:

@@ -87,9 +87,13 @@ class Comparison:
 
     def states_equal(self) -> bool:
         """Parameters, gradients and optimizer states are right to the byte on the rank that holds most of each."""
+        layout = self.estimate.plan.layout
         for category in STATES:
-            rows = [row for row in self.rows if row.category == category]
-            if max(row.measured for row in rows) != rows[0].low:
+            stages: dict[int, list[Row]] = {}
+            for row in self.rows:
+                if row.category == category:
+                    stages.setdefault(layout.stage_of(row.rank), []).append(row)
+            if any(max(row.measured for row in rows) != rows[0].low for rows in stages.values()):
                 return False
         return True
 
@@ -109,20 +113,27 @@ def _rehearsed(folder: Path) -> Rehearsed | None:
 
 
 def compare(estimated: Estimate, measured: Measurement) -> Comparison:
-    """Every quantity that both sides have, for every rank."""
+    """Every quantity that both sides have, for every rank; of a pipeline each rank against its own stage."""
     fullest = max(measured.ranks, key=lambda rank: (rank.allocated_peak, -rank.rank)).rank
-    rows = tuple(row for rank in measured.ranks for row in _rank(estimated, rank))
+    stages = {estimated.stage: estimated}
+    for rank in measured.ranks:
+        stage = estimated.plan.layout.stage_of(rank.rank)
+        if stage not in stages:
+            stages[stage] = estimate(estimated.plan, stage)
+    rows = tuple(
+        row for rank in measured.ranks for row in _rank(stages[estimated.plan.layout.stage_of(rank.rank)], rank)
+    )
     return Comparison(estimate=estimated, measurement=measured, fullest=fullest, rows=rows)
 
 
-def exact(plan: Plan, category: str) -> int:
+def exact(plan: Plan, category: str, stage: int | None = None) -> int:
     """Bytes of one category between backward and step, as the tensors have them before an allocator rounds them up.
 
     >>> from memcalc.models import MODELS
     >>> exact(Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1), "parameters") == 4 * 124_439_808
     True
     """
-    timeline = replace(skeleton(plan), block=1).at(plan.micro_batch)
+    timeline = replace(skeleton(plan, stage), block=1).at(plan.micro_batch)
     before = timeline.moment < MOMENTS.index("step")
     return int(timeline.delta[before & (timeline.category == CATEGORIES.index(category))].sum())
 
@@ -134,7 +145,8 @@ def _rank(estimated: Estimate, rank: RankMeasurement) -> Iterator[Row]:
             high=low if high is None else high, measured=measured, instrument=rank.instrument,
         )  # fmt: skip
 
-    states = {category: exact(estimated.plan, category) for category in STATES}
+    stage = estimated.stage if estimated.plan.layout.pipeline > 1 else None
+    states = {category: exact(estimated.plan, category, stage) for category in STATES}
     yield row("allocated", "all", "peak", estimated.steady.bytes, rank.allocated_peak)
     for moment in MOMENTS:
         if moment in rank.by_moment and moment in estimated.steady.by_moment:

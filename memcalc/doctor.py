@@ -32,7 +32,7 @@ def examine(
     root: Path = Path("/"),
     folder: Path = Path(),
     run: Run = subprocess.run,
-    look: Callable[[], Machine] = detect,
+    look: Callable[[], Machine] = lambda: detect(run=_not_again),
     limit: Callable[[str], int | None] = doctor_system.soft_limit,
 ) -> list[Finding]:
     """All findings of this machine. Raises nothing; the parameters are the places it looks at."""
@@ -43,13 +43,18 @@ def examine(
         *_machine(look()),
         doctor_system.shared_memory(root),
         *doctor_system.limits(root, bool(facts and facts["gpus"]), limit),
-        doctor_system.port(),
+        doctor_system.port(_port(environ)),
         doctor_system.host(),
         *doctor_system.compiler(environ),
         doctor_system.libraries(),
         doctor_system.disk(folder),
         *doctor_system.settings(environ),
     ]
+
+
+def _not_again(*args: Any, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """In place of the process in which ``detect`` asks torch for GPUs: torch was asked already."""
+    raise OSError
 
 
 def _versioned(name: str, found: str, who: str, cure: str = "") -> Finding:
@@ -153,6 +158,12 @@ def _driver(root: Path) -> str | None:
         return None
     match = re.search(r"\b(\d{3}\.\d+(\.\d+)?)\b", text)
     return match[1] if match else None
+
+
+def _port(environ: Mapping[str, str]) -> int:
+    """Where ranks meet: MASTER_PORT, else torchrun's default."""
+    said = environ.get("MASTER_PORT", "")
+    return int(said) if said.isascii() and said.isdigit() and 0 < int(said) < 2**16 else doctor_system.PORT
 
 
 def _machine(machine: Machine) -> Iterator[Finding]:

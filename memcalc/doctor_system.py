@@ -16,6 +16,7 @@ from memcalc.errors import InputError
 from memcalc.units import format_both
 
 __all__ = [
+    "PORT",
     "compiler",
     "disk",
     "host",
@@ -34,7 +35,7 @@ _SHARED = 2**30
 _FILES = 4096
 _PROCESSES = 4096  # a rank starts dozens of threads: OpenMP, autograd, NCCL, gloo, DataLoader workers
 _DISK = 10 * 10**9  # less than one checkpoint of a model with a billion parameters and Adam: 12 GB
-_PORT = 29500  # torchrun's default, torch/distributed/elastic/rendezvous
+PORT = 29500  # torchrun's default, torch/distributed/elastic/rendezvous
 
 
 def limits(root: Path, gpus: bool, get: Callable[[str], int | None]) -> Iterator[Finding]:
@@ -98,7 +99,7 @@ def shared_memory(root: Path) -> Finding:
     )
 
 
-def port(number: int = _PORT) -> Finding:
+def port(number: int = PORT) -> Finding:
     """Whether ranks could meet at torchrun's default port."""
     try:
         with socket.socket() as server:

@@ -139,6 +139,8 @@ def _next_plan(plan: Plan, out: Path) -> tuple[str, Plan | None]:
     from memcalc.machine import detect
     from memcalc.recommend import next_plan
 
+    if plan.model.module.factory:
+        return "compare smaller plans of the module with memcalc estimate --module", None
     machine = detect()
     capacity = (
         min((gpu.usable_bytes for gpu in machine.gpus), default=0)

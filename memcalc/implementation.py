@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 __all__ = ["Implementation"]
 
 _LLAMAS = ("llama", "decoder", "moe", "llava")
+# Families whose modules in trainers/ have GELU as one kernel only.
+_ONE_KERNEL = ("t5", "bert", "vit")
 # Families each field says something about; what is said of another would change nothing.
 _FAMILIES = {
     "norm": (*_LLAMAS, "t5"),
-    "gelu": ("gpt2", "decoder", "t5"),
+    "gelu": ("gpt2", "decoder", *_ONE_KERNEL),
     "gate_up": ("llama", "decoder", "llava"),
     "rotary": _LLAMAS,
     "grouped": _LLAMAS,
@@ -101,6 +103,8 @@ class Implementation(Group):
             return f"with --softmax {self.softmax}"
         if self.gate_up == "kernel":
             return "with --gate-up kernel"
+        if self.gelu == "python" and plan.model.family in _ONE_KERNEL:
+            return f"a model of the family {plan.model.family} with --gelu python"
         return "" if self.rotary == "auto" else f"with --rotary {self.rotary}"
 
 
@@ -115,7 +119,7 @@ def _misfit(field: str, value: str, model: Model) -> str:
         return f"{model.name} has LayerNorm, which is one kernel everywhere"
     if field == "gelu" and model.family == "t5" and not (model.gated and model.activation in ("", "gelu")):
         return f"{model.name} has no GELU"
-    if field == "gelu" and model.family == "decoder" and model.activation != "gelu":
+    if field == "gelu" and (model.activation == "relu" or (model.family == "decoder" and model.activation != "gelu")):
         return f"{model.name} has no GELU"
     if field == "rotary" and model.positions not in ("", "rotary"):
         return f"{model.name} has no rotary positions"

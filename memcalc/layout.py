@@ -45,6 +45,14 @@ class Layout(Group):
         """Ranks that work on the same samples."""
         return self.tensor * self.context * self.pipeline
 
+    def stage_of(self, rank: int) -> int:
+        """The stage of a pipeline on a rank: ranks of one pipeline lie together, and of one tensor parallel next to each other.
+
+        >>> [Layout(tensor=2, pipeline=2).stage_of(rank) for rank in range(8)]
+        [0, 0, 1, 1, 0, 0, 1, 1]
+        """
+        return rank // self.tensor % self.pipeline
+
     def check(self, plan: Plan) -> None:
         if plan.ranks % self.model_parallel:
             raise PlanError(

@@ -28,8 +28,19 @@ from memcalc.measurement import RankMeasurement
 from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.records import build
+from memcalc.sharding import fullest, greedy_partition
+from memcalc.supervise import die_with_parent
 
-__all__ = ["TIMEOUT_SECONDS", "by_transformers", "check_name", "confirm_code", "describe", "rehearse", "run_child"]
+__all__ = [
+    "TIMEOUT_SECONDS",
+    "by_transformers",
+    "check_name",
+    "confirm_code",
+    "describe",
+    "fullest_rank",
+    "rehearse",
+    "run_child",
+]
 
 TIMEOUT_SECONDS = 120
 """How long the code of a module may take to build it, if nothing else is said."""
@@ -114,14 +125,29 @@ def by_transformers(error: UnknownModelType, *, shape: tuple[int, ...] = (), tok
     return describe(error.path, shape=shape, tokens=tokens)
 
 
+def fullest_rank(plan: Plan) -> int:
+    """The first of those ranks that hold most: shards are cut so that rank 0 has no less than another, but whole tensors
+    are dealt out by size.
+
+    >>> from memcalc.models import MODELS
+    >>> fullest_rank(Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1, ranks=2, strategy="fsdp-full-shard"))
+    0
+    """
+    row = plan.strategy_row
+    if row.shards_parameters or not (row.buckets and row.shards_optimizer):
+        return 0
+    return fullest(greedy_partition([weight for weight in plan.weights if weight.trainable], plan.shards))
+
+
 def rehearse(
-    plan: Plan, *, rank: int = 0, device: str = "fake", timeout: float = TIMEOUT_SECONDS
+    plan: Plan, *, rank: int | None = None, device: str = "fake", timeout: float = TIMEOUT_SECONDS
 ) -> tuple[RankMeasurement, int]:
-    """The second step of the plan's module on one rank, by its own code on tensors without values, in a child.
+    """The second step of the plan's module on one rank, the fullest if none is named, by its own code on tensors without values, in a child.
 
     The number is how often the code asked for the value of a tensor in its forward pass and was given a 1. Raises
     InputError in one line where it cannot be rehearsed.
     """
+    rank = fullest_rank(plan) if rank is None else rank
     with tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
         path = Path(folder) / "plan.json"
         plan.save(path)
@@ -152,6 +178,7 @@ def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -
                 stderr=subprocess.STDOUT,
                 env=environment(os.environ),
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
             try:
                 code: int | None = child.wait(timeout)

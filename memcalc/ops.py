@@ -17,7 +17,7 @@ from memcalc.spec import Weight
 from memcalc.tape import Tape
 
 __all__ = [
-    "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "fused_product", "gelu_in_python",
+    "add", "boundary", "cast", "casts_to_float8", "dropout", "edge", "embedding", "fused_product", "gelu", "gelu_in_python",
     "linear", "multiply", "opaque", "plain_linear", "pointwise", "relu", "reshape", "scale", "soft_cap", "split",
 ]  # fmt: skip
 
@@ -230,6 +230,11 @@ def gelu_in_python(t: Tape, x: Tensor, name: str) -> Tensor:
     inner = relu(t, inner, f"{name} tanh")
     inner = scale(t, inner, f"{name} tanh + 1")
     return multiply(t, half, inner, f"{name} product")
+
+
+def gelu(t: Tape, x: Tensor, name: str, form: str) -> Tensor:
+    """GELU in one kernel, or written out where the ``form`` is ``python``."""
+    return gelu_in_python(t, x, name) if form == "python" else pointwise(t, x, name)
 
 
 def soft_cap(t: Tape, x: Tensor, name: str) -> Tensor:

@@ -88,7 +88,8 @@ def replay(
             if block is None:
                 raise InputError(f"event {index} frees {ident}, which is not allocated")
             allocator.free(block)
-            waiting -= let_go.pop(ident, 0)
+            if let_go:
+                waiting -= let_go.pop(ident, 0)
             continue
         if size == 0:  # torch hands out no block for an empty tensor
             if ident in live:

@@ -119,7 +119,6 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     lazy = plan.startup.resume == "none" and not plan.strategy_row.masters
     events, states, body = _parts(timeline, lazy)
     size = len(timeline.names)
-    made = {ident for ident, delta in body if delta > 0}
     inherited, first_gradients = _inheritance(timeline, body), _first_gradients(timeline, events, body)
     replaced = _replaced(timeline, body, set(inherited.values()))
     kept = set(first_gradients.values())
@@ -127,23 +126,28 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
     moments = timeline.moment.tolist()[len(timeline.moment) - len(body) :]
     update = moments.index(_STEP) if _STEP in moments else len(body)
     before, after = delayed(plan, timeline.names, body[:update]), body[update:]
-    for step in range(1, steps + 1):
-        first, moved = step == 1, step * size
-        for index, (ident, delta) in enumerate([*before, *after]):
-            if first and index == len(before):
-                events += states
-            if first and ident in first_gradients:
-                if delta > 0:
-                    events.append((first_gradients[ident], delta))
-            elif ident in made:
-                events.append((ident + moved, delta))
-                if not first and delta > 0 and ident in replaced:
-                    events.append((replaced[ident] + moved - size, -delta))
-            elif not first and ident in inherited:
-                events.append((inherited[ident] + moved - size, delta))
-        if step == 1 and not after:
-            events += states
+
+    def first(part: list[Event]) -> list[Event]:
+        return [
+            (first_gradients.get(ident, ident + size), delta)
+            for ident, delta in part
+            if ident not in inherited and (delta > 0 or ident not in first_gradients)
+        ]
+
+    events += [*first(before), *states, *first(after)]
+    for start in range(size, size * steps, size):
+        # What the step before has left, and what takes the place of it, is of idents a step lower.
+        for part in (before, after):
+            if replaced:
+                part = [each for event in part for each in _with_replaced(event, replaced, size)]
+            events += [(inherited.get(ident, ident + size) + start, delta) for ident, delta in part]
     return events
+
+
+def _with_replaced(event: Event, replaced: dict[int, int], size: int) -> list[Event]:
+    """An event, and the free of what is replaced by what it makes: of the step before, and so ``size`` idents lower."""
+    ident, delta = event
+    return [event, (replaced[ident] - size, -delta)] if delta > 0 and ident in replaced else [event]
 
 
 def _parts(timeline: Timeline, lazy: bool) -> tuple[list[Event], list[Event], list[Event]]:

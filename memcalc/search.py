@@ -121,7 +121,7 @@ def activations_known(base: Plan) -> bool:
 
 def _runnable() -> list[str]:
     """Strategies that ``--launch`` can run."""
-    return [row.name for row in STRATEGIES.values() if row.backend and not row.replicates]
+    return [row.name for row in STRATEGIES.values() if row.plain and not row.replicates]
 
 
 def _checkpoints(base: Plan) -> tuple[int, ...]:

@@ -146,7 +146,9 @@ def read_file(path: Path) -> dict[str, Any]:
         try:
             text = raw.decode("utf-8-sig")
         except UnicodeDecodeError:
-            raise FileError(f"{path} is not {WHAT}: it is neither a pickle of plain values nor JSON") from None
+            text = "?"
+        if text.strip() and text.lstrip()[0] not in "{[":
+            raise FileError(f"{path} is not {WHAT}: it is neither a pickle of plain values nor JSON")
         data = read_json(text, str(path))
     if isinstance(data, list):  # torch.cuda.memory_snapshot() is the segments alone
         data = {"segments": data}

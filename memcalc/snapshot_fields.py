@@ -32,6 +32,7 @@ class Stacks:
         self.source = source
         self._frames: dict[int, Frame] = {}
         self._lists: dict[int, Frames] = {}
+        self._stacks: dict[Frames, Frames] = {}
 
     def read(self, data: Any, where: str) -> Frames:
         if not data:
@@ -39,7 +40,9 @@ class Stacks:
         known = self._lists.get(id(data))
         if known is None:
             frames = a_list(data, f"frames of {where}", self.source)
-            known = self._lists[id(data)] = tuple(self._frame(frame, where) for frame in frames)
+            stack = tuple(self._frame(frame, where) for frame in frames)
+            # Equal stacks become one object, so that nobody has to compare or hash long ones again.
+            known = self._lists[id(data)] = self._stacks.setdefault(stack, stack)
         return known
 
     def _frame(self, data: Any, where: str) -> Frame:

@@ -117,7 +117,6 @@ _BY_MOMENT = {
 """Of a stack that fits no row of categories: lasting, passing."""
 
 
-@lru_cache(maxsize=65536)
 def origin(frames: Frames) -> Origin:
     """What a stack tells of the memory that was asked for with it.
 

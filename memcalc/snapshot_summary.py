@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memcalc.allocator_history import History, replay_history
+from memcalc.allocator_history import History, Replayed, replay_history
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.errors import InputError
 from memcalc.snapshot import ACTIVE, Segment, Snapshot
@@ -15,7 +15,7 @@ from memcalc.snapshot_timeline import Recorded
 from memcalc.timeline import CATEGORIES, Peak
 from memcalc.units import format_both
 
-__all__ = ["Group", "Pool", "Summary", "at_peak", "pools", "summarise"]
+__all__ = ["Group", "Pool", "Summary", "Torn", "at_peak", "pools", "summarise", "torn"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +52,21 @@ class Pool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Torn:
+    """A segment with free memory between blocks in use; bytes."""
+
+    address: int
+    pool: str
+    stream: int
+    size: int
+    held: int
+    """In use or waiting: what keeps the segment from being given back."""
+    blocks: int
+    """How many blocks hold it."""
+    largest_free: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
     """One device; bytes."""
 
@@ -64,11 +79,16 @@ class Summary:
     reserved: int
     peak: Peak
     """The fullest point since the history began."""
+    peak_blocks: int | None
+    """The same in whole blocks, which keep what is too small to split off: ``torch.cuda.max_memory_allocated``. Known where
+    a whole history was replayed to the byte."""
     peak_reserved: int
     by_category: dict[str, int]
     """At the peak, ``unknown`` where no stack tells."""
     largest: tuple[Group, ...]
     pools: tuple[Pool, ...]
+    torn: tuple[Torn, ...]
+    """The segments with the most free memory that cannot be given back."""
     notes: tuple[str, ...]
 
     @property
@@ -78,12 +98,14 @@ class Summary:
 
 
 def summarise(snapshot: Snapshot, history: Recorded, count: int = 10) -> Summary:
-    """The whole of it, with the ``count`` largest groups of blocks at the peak."""
+    """The whole of it, with ``count`` groups of blocks at the peak, and as many torn segments."""
     blocks = [block for segment in snapshot.segments for block in segment.blocks]
     used = [block for block in blocks if block.state == ACTIVE]
     peak = history.timeline.peak()
     known = {name: size for name, size in peak.by_category.items() if size}
     unknown = peak.bytes - sum(known.values())
+    replayed = _replay(snapshot, history)
+    same = replayed is not None and replayed.differs_at is None and replayed.peak_reserved == history.reserved[1]
     return Summary(
         device=snapshot.device,
         allocated=sum(block.size for block in used),
@@ -91,11 +113,13 @@ def summarise(snapshot: Snapshot, history: Recorded, count: int = 10) -> Summary
         waiting=sum(block.size for block in blocks if block.state == "waiting"),
         reserved=snapshot.reserved,
         peak=peak,
+        peak_blocks=replayed.peak_allocated if replayed is not None and same else None,
         peak_reserved=history.reserved[1],
         by_category={**known, **({"unknown": unknown} if unknown else {})},
         largest=tuple(at_peak(history)[:count]),
         pools=tuple(pools(snapshot.segments)),
-        notes=tuple(_notes(snapshot, history)),
+        torn=tuple(torn(snapshot.segments)[:count]),
+        notes=tuple(_notes(snapshot, history, replayed)),
     )
 
 
@@ -146,19 +170,40 @@ def pools(segments: tuple[Segment, ...]) -> list[Pool]:
     return sorted(found, key=lambda pool: (-pool.reserved, pool.name, pool.stream))
 
 
+def torn(segments: tuple[Segment, ...]) -> list[Torn]:
+    """Fragmented segments, the most free memory first."""
+    found = []
+    for segment in segments:
+        inactive = [block.size for block in segment.blocks if block.state == "inactive"]
+        if inactive and sum(inactive) < segment.size:
+            found.append(
+                Torn(
+                    address=segment.address,
+                    pool=_pool(segment),
+                    stream=segment.stream,
+                    size=segment.size,
+                    held=segment.size - sum(inactive),
+                    blocks=len(segment.blocks) - len(inactive),
+                    largest_free=max(inactive),
+                )
+            )
+    return sorted(found, key=lambda each: (each.held - each.size, each.address))
+
+
 def _pool(segment: Segment) -> str:
     private = "" if segment.pool == (0, 0) else f", private {segment.pool[0]}:{segment.pool[1]}"
     return f"{segment.kind}{' expandable' if segment.expandable else ''}{private}"
 
 
-def _notes(snapshot: Snapshot, history: Recorded) -> list[str]:
+def _notes(snapshot: Snapshot, history: Recorded, replayed: Replayed | None) -> list[str]:
     said = []
     others = [str(device) for device in snapshot.devices if device != snapshot.device]
     if others:
         said.append(f"the file also has device{'s' * (len(others) > 1)} {', '.join(others)}; choose with --device")
-    for entry, allocated, reserved in history.refused:
+    for entry, allocated, reserved in history.refused[-1:]:  # the last one ended the run
+        times = f", the last of {len(history.refused):,} times" * (len(history.refused) > 1)
         said.append(
-            f"out of memory: {format_both(entry.size)} asked for with {format_both(allocated)} allocated, "
+            f"out of memory{times}: {format_both(entry.size)} asked for with {format_both(allocated)} allocated, "
             f"{format_both(reserved)} reserved and {format_both(entry.address)} free on the device"
         )
     if not snapshot.entries:
@@ -180,28 +225,23 @@ def _notes(snapshot: Snapshot, history: Recorded) -> list[str]:
             "categories follow from the stacks; what backward allocates is a gradient if it outlives backward, and a "
             "request without any Python stack is taken for autograd's thread"
         )
-    if replayed := _replayed(snapshot, history):
-        said.append(replayed)
+    if replayed is not None:
+        same = replayed.differs_at is None and replayed.peak_reserved == history.reserved[1]
+        what = "the recorded bytes at every request" if same else format_both(replayed.peak_reserved)
+        said.append(
+            f"replayed through memcalc's allocator, the history reserves {what}"
+            + ("" if same else f", recorded are {format_both(history.reserved[1])}")
+        )
     return said
 
 
-def _replayed(snapshot: Snapshot, history: Recorded) -> str | None:
-    """A whole history of torch's own pools says itself whether memcalc's allocator is torch's."""
+def _replay(snapshot: Snapshot, history: Recorded) -> Replayed | None:
+    """A whole history of torch's own pools, through memcalc's allocator: is it torch's?"""
     private = any(segment.pool != (0, 0) for segment in snapshot.segments)
-    if private or history.before or history.missed or history.reserved[0]:
+    if private or history.before or history.missed or history.reserved[0] or not snapshot.entries:
         return None
     try:
         options = AllocatorOptions.parse(snapshot.settings)
-        found = replay_history(History(entries=snapshot.entries, options=options, source=snapshot.source))
+        return replay_history(History(entries=snapshot.entries, options=options, source=snapshot.source))
     except InputError:
         return None
-    if found.differs_at is None and found.peak_reserved == history.reserved[1]:
-        more = found.peak_allocated - history.timeline.peak().bytes
-        whole = f"; blocks that were not split to the last byte allocate {format_both(more)} more at the peak"
-        return "replayed through memcalc's allocator, the history reserves the recorded bytes at every request" + (
-            whole if more > 0 else ""
-        )
-    return (
-        f"replayed through memcalc's allocator, the history reserves {format_both(found.peak_reserved)}, "
-        f"recorded are {format_both(history.reserved[1])}"
-    )

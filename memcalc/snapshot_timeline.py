@@ -24,7 +24,8 @@ __all__ = ["UNKNOWN", "Recorded", "recorded"]
 UNKNOWN = len(CATEGORIES)
 """The category, in a recorded Timeline, of what no stack tells: one past the last, so that it counts in the peak alone."""
 
-_NOTHING = Origin(None, None, None, "")
+_NOTHING = Origin(None, None, None, "(no stack)")
+_BEFORE = Origin(None, None, None, "(alive before the history, no stack)")
 _OF_ENGINE = Origin("backward", "gradients", "temporary", "backward (autograd's thread, no Python stack)")
 
 
@@ -61,6 +62,16 @@ class _Trace:
     runs: int = 0
     """How often the moment has changed: blocks that are freed in another run outlive theirs."""
     live: dict[int, int] = field(default_factory=dict)
+    allocated: int = 0
+    known: dict[int, Origin] = field(default_factory=dict)
+    """By the identity of a stack, which is one object wherever it stands: a hash would read it all again."""
+
+    def source(self, frames: Frames, *, stacks: bool) -> Origin:
+        if not frames:
+            return _OF_ENGINE if stacks else _NOTHING
+        if id(frames) not in self.known:
+            self.known[id(frames)] = origin(frames)
+        return self.known[id(frames)]
 
     def enter(self, moment: str | None) -> None:
         if moment is not None and moment != self.moment:
@@ -75,9 +86,11 @@ class _Trace:
         self.died.append(-1)
         self.events.append((ident, 1, MOMENTS.index(self.moment)))
         self.live[address] = ident
+        self.allocated += size
 
     def free(self, address: int) -> None:
         ident = self.live.pop(address)
+        self.allocated -= self.sizes[ident]
         self.died[ident] = self.runs
         self.events.append((ident, -1, MOMENTS.index(self.moment)))
 
@@ -95,7 +108,8 @@ def recorded(snapshot: Snapshot) -> Recorded:
     trace = _Trace(moment="init")
     final = {b.address: b for segment in snapshot.segments for b in segment.blocks if b.state == ACTIVE}
     for entry, frames in _older(snapshot, set(final)):
-        trace.allocate(entry.address, round_up(entry.size), _source(frames, stacks=False))
+        source = trace.source(frames, stacks=False) if frames or not snapshot.entries else _BEFORE
+        trace.allocate(entry.address, round_up(entry.size), source)
     before, missed = len(trace.names), 0
     trace.enter("start")
     held = snapshot.reserved - sum(_taken(entry) for entry in snapshot.entries)
@@ -109,17 +123,17 @@ def recorded(snapshot: Snapshot) -> Recorded:
             if entry.address in trace.live:
                 missed += 1
                 trace.free(entry.address)
-            source = _source(entry.frames, stacks=stacks)
+            source = trace.source(entry.frames, stacks=stacks)
             trace.enter(source.moment)
             trace.allocate(entry.address, round_up(entry.size), source)
             stack_of[entry.address] = entry.frames
         elif entry.action == "free_requested" and entry.address in trace.live:
             # Where only requests have stacks, torch writes the request's again (CUDACachingAllocator.cpp, free).
-            if entry.frames != stack_of.pop(entry.address, entry.frames):
-                trace.enter(_source(entry.frames, stacks=stacks).moment)
+            if entry.frames is not stack_of.pop(entry.address, entry.frames):
+                trace.enter(trace.source(entry.frames, stacks=stacks).moment)
             trace.free(entry.address)
         elif entry.action == "oom":
-            refused.append((entry, sum(trace.sizes[ident] for ident in trace.live.values()), held))
+            refused.append((entry, trace.allocated, held))
     missed += len(trace.live.keys() - final.keys())
     return Recorded(
         timeline=_timeline(trace),
@@ -146,12 +160,6 @@ def _older(snapshot: Snapshot, in_use: set[int]) -> list[tuple[Entry, Frames]]:
                 size = block.requested or block.size
                 found.append((Entry("alloc", block.address, size, segment.stream), block.frames))
     return found
-
-
-def _source(frames: Frames, *, stacks: bool) -> Origin:
-    if frames:
-        return origin(frames)
-    return _OF_ENGINE if stacks else _NOTHING
 
 
 def _taken(entry: Entry) -> int:

@@ -17,10 +17,11 @@ def clamped(t: Tape, scores: Tensor, name: str) -> Tensor:
     shape, dtype = scores.shape, scores.dtype
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
-        equal = t.allocate(f"{name} equal scores", shape, "bool", "temporary")
         half = t.allocate(f"{name} half of the gradient", shape, dtype, "temporary")
+        equal = t.allocate(f"{name} equal scores", shape, "bool", "temporary")
         gradient = t.allocate(f"{name} clamped gradient", shape, dtype, "temporary")
-        del equal, half
+        less = t.allocate(f"{name} lower scores", shape, "bool", "temporary")
+        del half, equal, less  # all of one expression
         return [gradient]
 
     node = t.node([edge(scores)], backward)
@@ -33,8 +34,9 @@ def scripted_softmax(t: Tape, scores: Tensor, name: str) -> Tensor:
 
     Source: transformers/models/gpt_bigcode/modeling_gpt_bigcode.py, upcast_masked_softmax (``@torch.jit.script``), and
     what torch/csrc/jit/runtime/symbolic_script.cpp makes of its operations. The function is one node of autograd: all
-    that it keeps, and the gradient it was given, stay until the last of its backward is done. Kept are the softmax and what went into it: its backward reads ``self.dtype``, and so has to have ``self``. The
-    backward of ``where`` multiplies by the mask in float32 (``mask.type_as(grad_output)``).
+    that it keeps, and the gradient it was given, stay until the last of its backward is done. Kept are the softmax and
+    what went into it: its backward reads ``self.dtype``, and so has to have ``self``. The backward of ``where``
+    multiplies by the mask in float32 (``mask.type_as(grad_output)``).
     """
     low = scores.dtype
     scores = cast(t, scores, "float32", f"{name} scores")

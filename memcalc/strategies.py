@@ -42,6 +42,11 @@ class Strategy:
     """Module in trainers/backends; blank where memcalc can estimate the strategy but not run it."""
 
     @property
+    def plain(self) -> bool:
+        """Torch alone runs it, a process for each GPU: what is tried where nothing else is asked for."""
+        return bool(self.backend) and self.engine == "torch" and not self.one_process
+
+    @property
     def gathers(self) -> bool:
         """FSDP gathers parameters unit by unit before use; DeepSpeed's stage 3 does so module by module."""
         return self.shards_parameters and self.zero_stage is None

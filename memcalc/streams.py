@@ -42,8 +42,11 @@ def stream_of(plan: Plan, names: Sequence[str]) -> dict[int, int]:
     {0: 1, 2: 2}
     """
     endings = STREAMS[_version(plan)] if plan.strategy_row.gathers else {}
+    known = tuple(endings)
     return {
-        ident: stream for ident, name in enumerate(names) for ending, stream in endings.items() if name.endswith(ending)
+        ident: next(stream for ending, stream in endings.items() if name.endswith(ending))
+        for ident, name in enumerate(names)
+        if name.endswith(known)
     }
 
 

@@ -158,6 +158,26 @@ def bloom(draw: Draw) -> Config:
     return {**sizes, width: heads * 4, "seq_length": 16, **sometimes(draw, tie_word_embeddings=[False])}
 
 
+def granite(draw: Draw) -> Config:
+    return {
+        **llama_sizes(draw),
+        **sometimes(draw, head_dim=[2, 6], attention_bias=[True], mlp_bias=[True], tie_word_embeddings=[True, False]),
+    }
+
+
+def starcoder2(draw: Draw) -> Config:
+    return {**llama_sizes(draw), **sometimes(draw, head_dim=[2, 6], use_bias=[False], tie_word_embeddings=[False])}
+
+
+def mpt(draw: Draw) -> Config:
+    heads = draw(st.sampled_from([1, 2, 3]))
+    sizes = {
+        draw(st.sampled_from(["d_model", "hidden_size"])): heads * 4, "n_heads": heads, "n_layers": draw(st.integers(1, 3)),
+        "max_seq_len": 16, "vocab_size": draw(st.integers(3, 60)),
+    }  # fmt: skip
+    return {**sizes, **sometimes(draw, expansion_ratio=[2], tie_word_embeddings=[False])}
+
+
 def mixtral(draw: Draw) -> Config:
     experts = draw(st.integers(1, 4))
     spelled = draw(st.sampled_from(["num_local_experts", "num_experts"]))
@@ -201,6 +221,7 @@ _MAKERS: dict[str, Callable[[Draw], Config]] = {
     "llama": llama, "mistral": mistral, "qwen2": qwen2, "qwen3": qwen3, "gemma": gemma, "gemma2": gemma2,
     "gemma3_text": gemma2, "phi": phi, "phi3": phi3, "gpt2": gpt2, "gptj": gptj, "gpt_bigcode": gpt_bigcode,
     "gpt_neo": gpt_neo, "gpt_neox": gpt_neox, "falcon": falcon, "opt": opt, "bloom": bloom, "mixtral": mixtral,
+    "granite": granite, "smollm3": granite, "starcoder2": starcoder2, "mpt": mpt,
     "qwen2_moe": qwen2_moe, "qwen3_moe": qwen3_moe, "deepseek_v2": deepseek, "deepseek_v3": deepseek,
 }  # fmt: skip
 

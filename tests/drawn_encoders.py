@@ -101,10 +101,13 @@ def _whisper(draw: Draw) -> Config:
     return {**_sides(draw), **lengths, "num_mel_bins": draw(st.sampled_from([4, 80])), "begin_suppress_tokens": [1]}
 
 
-def _mbart(draw: Draw) -> Config:
-    which = draw(st.sampled_from(["MBartForConditionalGeneration", "MBartForCausalLM"]))
-    config = {**_sides(draw), "max_position_embeddings": draw(st.sampled_from([8, 16])), "forced_eos_token_id": 2}
-    return {**config, "architectures": [which]}
+def _barts(brand: str) -> Callable[[Draw], Config]:
+    def made(draw: Draw) -> Config:
+        which = draw(st.sampled_from([f"{brand}ForConditionalGeneration", f"{brand}ForCausalLM"]))
+        config = {**_sides(draw), "max_position_embeddings": draw(st.sampled_from([8, 16])), "forced_eos_token_id": 2}
+        return {**config, "architectures": [which]}
+
+    return made
 
 
 def _seeing(draw: Draw) -> Config:
@@ -149,6 +152,6 @@ def _llava(draw: Draw) -> Config:
 
 MAKERS: dict[str, Callable[[Draw], Config]] = {
     "bert": _bert, "roberta": _roberta, "distilbert": _distilbert, "electra": _electra, "t5": _t5, "mt5": _t5,
-    "whisper": _whisper, "mbart": _mbart, "vit": _vit, "clip_vision_model": _clip, "llava": _llava,
+    "whisper": _whisper, "mbart": _barts("MBart"), "bart": _barts("Bart"), "vit": _vit, "clip_vision_model": _clip, "llava": _llava,
 }  # fmt: skip
 """How a config of each ``model_type`` is drawn."""

@@ -149,7 +149,7 @@ def whispers(draw: st.DrawFn) -> Model:
         hidden=heads * draw(st.sampled_from([8, 16])), heads=heads, decoder_heads=draw(st.sampled_from([0, 2 * heads])),
         ffn=draw(st.integers(1, 99)), decoder_ffn=draw(st.sampled_from([0, 9])), vocab=draw(st.integers(2, 300)),
         context=draw(st.sampled_from([8, 16])) + offset, position_offset=offset, tied=draw(st.booleans()),
-        channels=4 * hears, encoder_tokens=draw(st.sampled_from([8, 20])) * hears, embedding_norm=not hears,
+        channels=4 * hears, encoder_tokens=draw(st.sampled_from([8, 20])) * hears, embedding_norm=not hears, norm_after=not hears and draw(st.booleans()),
         scaled=draw(st.sampled_from([(), ("embedding",)])),
     )  # fmt: skip
 

@@ -30,6 +30,66 @@ class Fault:
 
 FAULTS = [
     Fault(
+        name="what attention makes in Whisper is not copied",
+        file="models/whisper.py",
+        right='y = copied(t, y, f"{name}.heads joined")',
+        wrong="pass",
+    ),
+    Fault(
+        name="quick GELU is one kernel",
+        file="models/clip.py",
+        right='if kind != "quick_gelu":',
+        wrong="if kind:",
+    ),
+    Fault(
+        name="the decoder attends to as many positions of the encoder as it has tokens",
+        file="attention.py",
+        right="    return heads, q.shape[0], k.shape[0]",
+        wrong="    return heads, q.shape[0], q.shape[0]",
+    ),
+    Fault(
+        name="blocks of a vision tower that nothing reads have a gradient",
+        file="models/llava.py",
+        right='read = not weight.name.startswith((*unread, f"{TOWER}post_layernorm."))',
+        wrong="read = True",
+    ),
+    Fault(
+        name="what a vision tower returns is gone before the loss",
+        file="models/llava.py",
+        right="        t.returned.append(block(x).storage)",
+        wrong="        block(x)",
+    ),
+    Fault(
+        name="the first positions of RoBERTa are for tokens, too",
+        file="models/checks.py",
+        right="most = model.context - model.position_offset",
+        wrong="most = model.context",
+    ),
+    Fault(
+        name="a frozen part is trained",
+        file="frozen.py",
+        right="replace(w, trainable=False) if",
+        wrong="replace(w, trainable=True) if",
+    ),
+    Fault(
+        name="a norm in Python keeps what only a trained weight needs",
+        file="norms.py",
+        right="    node = t.node([w, edge(x)], backward)\n    t.save(node, x.storage if w.trainable else None)",
+        wrong="    node = t.node([w, edge(x)], backward)\n    t.save(node, x.storage)",
+    ),
+    Fault(
+        name="the header of a file of weights may be longer than the file",
+        file="hf/safetensors.py",
+        right="length > min(size - 8, HEADER_LIMIT)",
+        wrong="length > HEADER_LIMIT",
+    ),
+    Fault(
+        name="files of whole numbers count as parameters",
+        file="hf/weight_files.py",
+        right="floats = [tensor for tensor in tensors if tensor.is_float]",
+        wrong="floats = [*tensors]",
+    ),
+    Fault(
         name="the softmax of torch 1.10 does not keep its input",
         file="attention.py",
         right="t.save(node, *([scores.storage] if t.keeps_softmax_input else []))",
@@ -62,8 +122,8 @@ FAULTS = [
     Fault(
         name="what a pipeline's engine holds on to piles up from step to step",
         file="reserved.py",
-        right="if not first and delta > 0 and ident in replaced:",
-        wrong="if False:",
+        right="return [event, (replaced[ident] - size, -delta)] if delta > 0 and ident in replaced else [event]",
+        wrong="return [event]",
     ),
     Fault(
         name="embeddings and head of a known size are layers",
@@ -624,6 +684,54 @@ FAULTS = [
         wrong="        sizes[-1] -= 2\n",
     ),
     Fault(
+        name="torch's last stage drops its logits before their backward",
+        file="pipeline.py",
+        right="            kept.append(output.storage)\n            if self.plan.layout.schedule",
+        wrong="            if self.plan.layout.schedule",
+    ),
+    Fault(
+        name="gloo lets go of what was sent",
+        file="pipeline.py",
+        right='if gloo and (schedule == "gpipe" or self.sent == warm_up - 2):',
+        wrong="if False:",
+    ),
+    Fault(
+        name="a pipeline lets go of each gradient that was sent",
+        file="pipeline.py",
+        right='return self.engine.works and self.plan.layout.schedule != "1f1b"',
+        wrong="return False",
+    ),
+    Fault(
+        name="torch's pipeline has one micro batch on the device",
+        file="engines.py",
+        right="            whole_batch=True,\n",
+        wrong="",
+    ),
+    Fault(
+        name="FSDP in a pipeline divides again after each backward",
+        file="parallel/fully_shard.py",
+        right="self.late = plan.layout.pipeline > 1",
+        wrong="self.late = False",
+    ),
+    Fault(
+        name="DTensor's gradient of an embedding is of the rank's own rows",
+        file="vocab_parallel.py",
+        right="parts = 1 if t.reduces_in_place else t.layout.tensor",
+        wrong="parts = 1",
+    ),
+    Fault(
+        name="ZeRO-3 updates float32 weights in place",
+        file="parallel/zero_3.py",
+        right='                self.hold(flat.name, flat.shape, "optimizer", "float32")\n',
+        wrong='                _ = cast is not None and self.hold(flat.name, flat.shape, "optimizer", "float32")\n',
+    ),
+    Fault(
+        name="on the CPU what DeepSpeed offloads is gone",
+        file="parallel/replicated.py",
+        right='if self.plan.device == "cpu" and self.plan.strategy_row.zero_stage:',
+        wrong="if False:",
+    ),
+    Fault(
         name="torch's pipeline has one receive buffer for all micro batches",
         file="pipeline.py",
         right='self.plan.accumulation if self.engine.buffers == "all" else 0',
@@ -658,6 +766,60 @@ FAULTS = [
         file="parallel/megatron.py",
         right="if rank == 0]",
         wrong="if rank >= 0]",
+    ),
+    Fault(
+        name="latent attention's keys are not joined in a new tensor",
+        file="models/latent.py",
+        right='    return t.output(f"{name} joined", shape, dtype, t.node([ops.edge(own), ops.edge(shared)], backward))\n',
+        wrong="    return Tensor(own.storage, shape, dtype, t.node([ops.edge(own), ops.edge(shared)], backward))\n",
+    ),
+    Fault(
+        name="what attention makes of queries that lie head by head is not copied",
+        file="models/decoder.py",
+        right='    if model.head_major and plan.kernel == "flash":\n',
+        wrong="    if False:\n",
+    ),
+    Fault(
+        name="values narrower than keys make outputs as wide as queries",
+        file="attention.py",
+        right="q.shape[-1] * v.shape[-1] // k.shape[-1])",
+        wrong="q.shape[-1])",
+    ),
+    Fault(
+        name="a float32 router keeps its input in the model's dtype",
+        file="experts.py",
+        right='x = t.weights[f"{name}.weight"], cast(t, x, "float32", f"{name} input")\n',
+        wrong='x = t.weights[f"{name}.weight"], x\n',
+    ),
+    Fault(
+        name="stacked experts do not keep the products that are weighted",
+        file="stacked_experts.py",
+        right="    t.save(node, *(z.storage for z, other in ((x, by), (by, x)) if other.node is not None))\n",
+        wrong="",
+    ),
+    Fault(
+        name="a fused product of gate and up keeps only the gate's half",
+        file="models/decoder.py",
+        right="[y.shape[-1] // 2] * 2",
+        wrong="[y.shape[-1] // 4] * 2",
+    ),
+    Fault(
+        name="dense blocks of a mixture have experts",
+        file="models/moe.py",
+        right="    if dense(model, block):\n",
+        wrong="    if False:\n",
+    ),
+    Fault(
+        name="a key that is absent is taken for null",
+        file="hf/keys.py",
+        right="key.names[0], key.default)",
+        wrong="key.names[0], None)",
+    ),
+    Fault(
+        name="the file's own head width is overlooked",
+        file="hf/common.py",
+        right='    if "head_dim" in values["derived"] and',
+        wrong='    if "head_dim" in values and',
     ),
     Fault(
         name="FSDP leaves images in float32",
@@ -742,5 +904,23 @@ FAULTS = [
         file="configs/write.py",
         right="        if again[name] != value:",
         wrong="        if False:",
+    ),
+    Fault(
+        name="a module that was not rehearsed may fit",
+        file="assumptions.py",
+        right="        or not model.module.factory\n",
+        wrong="        or True\n",
+    ),
+    Fault(
+        name="a rehearsal lacks cuBLAS's workspaces",
+        file="estimate.py",
+        right="    held = workspaces(plan)\n",
+        wrong="    held: list[tuple[str, int]] = []\n",
+    ),
+    Fault(
+        name="a module's weights get no gradients",
+        file="models/module.py",
+        right="wanted = node.wants(place)",
+        wrong="wanted = False",
     ),
 ]

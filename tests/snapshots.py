@@ -40,6 +40,8 @@ class Recorder(Allocator):
         # Expandable segments take addresses for 9/8 of the card, which must stay within 64 bits.
         super().__init__(AllocatorOptions.parse(options), capacity or 2**40)
         self.text, self.below = options, 2**40
+        self.most = 0
+        """``max_memory_allocated``."""
         self.trace: list[dict[str, Any]] = []
         self.used_blocks: dict[int, tuple[Block, int, Frames]] = {}
         self.ranges: dict[int, tuple[int, int, bool]] = {}
@@ -80,6 +82,7 @@ class Recorder(Allocator):
     def use(self, size: int, stream: int = 0, frames: Frames = ()) -> Block:
         block = self.allocate(size, stream)
         assert block is not None
+        self.most = max(self.most, self.allocated)
         self.used_blocks[block.address] = (block, size, frames)
         self.note("alloc", block.address, size, stream, frames)
         return block

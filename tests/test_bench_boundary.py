@@ -125,8 +125,8 @@ def test_outcomes_of_published_runs_are_not_lost() -> None:
     assert found.open_refused >= 0.9 * found.open_ooms > 0
     assert found.fitted_accepted >= 0.9 * found.fitted > 0
     low = [each.id for each in facts()[1] if (each.allocated_gib or 0) < REACHES * (each.needed_gib or 0)]
-    assert low == ["oom-066"]
-    assert found.messages_reached == found.messages - 1 > 0
+    assert low == []
+    assert found.messages_reached == found.messages > 0
 
 
 def test_the_command_shows_them(tmp_path: Path) -> None:

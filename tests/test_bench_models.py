@@ -105,6 +105,18 @@ def test_frameworks_write_their_layers_in_their_own_way() -> None:
     assert forms("pytorch/torchtitan PR #165", compile="yes") == {}
 
 
+@pytest.mark.parametrize(
+    ("text", "name", "softmax", "dropout"),
+    [("StarCoder 15.5B", "starcoder", "scripted", 0.1), ("OPT-1.3b", "opt-1.3b", "clamped", 0.0)],
+)
+def test_transformers_writes_some_models_in_a_way_of_their_own(
+    text: str, name: str, softmax: str, dropout: float
+) -> None:
+    plan = plan_of(model=text, source="huggingface/transformers docs", **shapes_of(name))
+    assert (plan.implementation.softmax, plan.dropout) == (softmax, dropout)
+    assert plan_of(model=text, source="Lightning-AI/litgpt", **shapes_of(name)).implementation.softmax == "auto"
+
+
 def test_gradients_stay_where_zero_grad_keeps_them() -> None:
     assert not plan_of(source="huggingface/transformers docs/source/performance.mdx").set_to_none
     assert plan_of(source="huggingface/transformers docs").set_to_none

@@ -9,7 +9,15 @@ import pytest
 from click.testing import CliRunner
 
 from memcalc.cli.app import app
-from tests.launch_files import ACCELERATE_FSDP_1, ACCELERATE_FSDP_2, ACCELERATE_LEGACY, MISPLACED, TUTORIAL, ZERO_2_AUTO
+from tests.launch_files import (
+    ACCELERATE_DEEPSPEED,
+    ACCELERATE_FSDP_1,
+    ACCELERATE_FSDP_2,
+    ACCELERATE_LEGACY,
+    MISPLACED,
+    TUTORIAL,
+    ZERO_2_AUTO,
+)
 
 
 def said(folder: Path, text: str, *words: str) -> tuple[int, str]:
@@ -82,6 +90,13 @@ def test_c49_mistakes_in_deepspeeds_files_are_named(tmp_path: Path) -> None:
         "offload_param cpu is ignored: DeepSpeed offloads it from stage 3 on"
         in said(tmp_path, TUTORIAL, "gpt2-tiny")[1]
     )
+    # OpenMOSS/MOSS issue 272: offload and an optimizer of the script's own.
+    client = json.dumps(
+        {"train_batch_size": 2, "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}
+    )
+    assert "DeepSpeed takes none from the script but its own CPU Adam" in said(tmp_path, client, "gpt2-tiny")[1]
+    assert "CPU Adam" not in said(tmp_path, TUTORIAL, "gpt2-tiny")[1]
+    assert "CPU Adam" not in said(tmp_path, ACCELERATE_DEEPSPEED, "gpt2-tiny")[1]
     code, lines = said(tmp_path, ZERO_2_AUTO, "gpt2-tiny", "--gpus", "2", "--batch-size", "3")
     assert code == 0
     for auto in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):

@@ -15,6 +15,7 @@ from memcalc.cli.app import app
 from memcalc.compare import REST, STATES, Comparison, Row, compare, compare_run, exact
 from memcalc.errors import FileError
 from memcalc.estimate import estimate
+from memcalc.layout import Layout
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
@@ -197,3 +198,23 @@ def test_folders_that_hold_no_measured_run(tmp_path: Path) -> None:
     refused(tmp_path, r"rank-1\.json is damaged: it says that it is of rank 0$")
     (tmp_path / "run.json").write_text("{")
     refused(tmp_path, "run.json is not valid JSON")
+
+
+def test_each_rank_of_a_pipeline_is_held_against_its_own_stage() -> None:
+    plan = replace(PLAN, strategy="single", layout=Layout(pipeline=2), accumulation=2)
+    stages = [estimate(plan, stage) for stage in range(2)]
+    assert stages[0].steady.bytes != stages[1].steady.bytes
+    ranks = [
+        rank(
+            stage,
+            allocated_peak=each.steady.bytes,
+            by_moment=dict(each.steady.by_moment),
+            **{category: exact(plan, category, stage) for category in STATES},
+        )
+        for stage, each in enumerate(stages)
+    ]
+    found = compare(estimate(plan), replace(measurement(*ranks), plan=plan))
+    assert {row.error_bytes for row in found.rows} == {0}
+    assert found.states_equal()
+    lesser = compare(estimate(plan), replace(measurement(ranks[0], replace(ranks[1], optimizer=7)), plan=plan))
+    assert not lesser.states_equal()

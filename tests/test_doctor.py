@@ -114,6 +114,11 @@ def test_a_port_that_is_taken() -> None:
     assert doctor_system.port(0).status == "ok"
 
 
+def test_the_port_is_the_one_that_ranks_are_told() -> None:
+    assert doctor._port({}) == doctor._port({"MASTER_PORT": "x"}) == doctor._port({"MASTER_PORT": "70000"}) == 29500
+    assert doctor._port({"MASTER_PORT": "12345"}) == 12345
+
+
 def test_a_host_that_does_not_know_its_name() -> None:
     def nobody(name: str) -> str:
         raise socket.gaierror(-2, "Name or service not known")

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from memcalc.errors import FileError, PlanError
+from memcalc.errors import FileError, InputError, PlanError
 from memcalc.estimate import estimate
 from memcalc.models import FAMILIES, MODELS
 from memcalc.plan import Plan
@@ -43,7 +43,7 @@ MOE, T5, RESNET = (MODELS[name] for name in ("mixtral-8x7b", "t5-base", "resnet-
 )
 def test_numbers_that_do_not_fit_are_refused(base: str, changes: dict[str, object], message: str) -> None:
     model = dataclasses.replace(MODELS[base], **changes)  # type: ignore[arg-type]
-    with pytest.raises(PlanError, match=message):
+    with pytest.raises(InputError, match=message):
         Plan(model=model, tokens=model.context, micro_batch=1)
 
 

@@ -102,9 +102,25 @@ def test_code_is_written_as_transformers_writes_it_unless_said(run: Run) -> None
 
 
 def test_recommend_takes_a_config(run: Run) -> None:
-    result = run("recommend", "my-llama", "--gpus", "8", "--gpu", "h100-80gb", "--seq-len", "2048", "--format", "json")
+    words = ("--layers", "1", "--gpu", "h100-80gb", "--seq-len", "128", "--strategy", "single", "--format", "json")
+    result = run("recommend", "my-llama", *words)
     assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["plans"][0]["plan"]["model"]["name"] == "my-llama"
+    plan = json.loads(result.output)["plans"][0]["plan"]
+    assert plan["model"]["name"] == "my-llama (layers 1)"
+    assert plan["implementation"]["norm"] == "python"
+
+
+def test_stacked_experts_that_do_not_go_round_are_said(run: Run) -> None:
+    words = (str(CONFIGS / "mixtral-8x7b.json"), "--layers", "1", "--strategy", "fsdp-full-shard", "--gpus")
+    said = "fully_shard divides stacked experts by expert, so that 8 over 16 ranks leave a whole one on every rank"
+    sixteen, eight = asked(run, *words, "16"), asked(run, *words, "8")
+    assert any(line.startswith(said) for line in sixteen["assumptions"])
+    assert not any("stacked experts" in line for line in eight["assumptions"])
+    evenly = asked(run, *words, "16", "--fsdp-version", "1")
+    assert not any("stacked experts" in line for line in evenly["assumptions"])
+    experts = 3 * 8 * 4096 * 14336 * 4  # bytes in float32
+    more = sixteen["allocated"]["by_category"]["parameters"] - evenly["allocated"]["by_category"]["parameters"]
+    assert more == pytest.approx(experts / 16, rel=0.02)
 
 
 def test_the_first_spellings_of_phi_are_those_of_today() -> None:

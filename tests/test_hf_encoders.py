@@ -77,6 +77,12 @@ def test_t5_1_1_has_a_head_of_its_own() -> None:
     )
 
 
+def test_t5_takes_sequences_of_any_length() -> None:
+    model = of_config(FLAN_T5_BASE, "config.json", "flan-t5-base").model
+    short, long = (ledger(Plan(model=model, tokens=tokens, micro_batch=1)).peak().bytes for tokens in (512, 2048))
+    assert long > short
+
+
 @pytest.mark.parametrize(
     ("labels", "classes"),
     [({}, 2), ({"num_labels": 7}, 7), ({"id2label": {"0": "a", "1": "b", "2": "c"}}, 3), ({"id2label": None}, 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,6 @@ TEXTS = [
     ('{"model_type": null}', "model_type is missing"),
     ('{"model_type": 3}', "model_type is 3"),
     ('{"model_type": ["llama"]}', "model_type is ['llama']"),
-    ('{"model_type": "lama"}', "model_type 'lama' is not known; the nearest is llama"),
 ]
 
 
@@ -132,6 +132,18 @@ def test_paths_that_lead_nowhere(run: Run) -> None:
     refused(run("estimate", "folder.json"), "folder.json is a folder without a config.json")
     refused(run("estimate", "/dev/zero.json"), "does not exist")
     refused(run("estimate", "empty"), "unknown model 'empty'")
+    refused(run("estimate", "a" * 300), "unknown model 'aaaa")
+    refused(run("estimate", f"./{'a' * 300}"), "cannot be read: file name too long")
+    refused(run("estimate", ""), "unknown model ''")
+    os.mkfifo("pipe.json")  # a reader would wait for ever
+    refused(run("estimate", "pipe.json"), "pipe.json is not a regular file")
+
+
+def test_a_type_without_a_row_is_told_with_the_nearest() -> None:
+    with pytest.raises(
+        UnknownModelType, match="^config.json: model_type 'lama' is not known; the nearest is llama; known are"
+    ):
+        of_config({"model_type": "lama"}, "config.json", "drawn")
 
 
 def test_what_only_its_own_code_could_count_is_refused_with_the_keys_named(run: Run) -> None:

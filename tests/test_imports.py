@@ -54,6 +54,7 @@ LAYERS = [
     ["ledger", "streams"],
     ["reserved"],
     ["outside"],
+    ["assumptions"],
     ["estimate"],
     [
         "coefficients",

@@ -21,7 +21,7 @@ from memcalc.strategies import STRATEGIES
 from memcalc.throughput import step_time
 from tests.drawn_models import models
 
-PARALLEL = [name for name, row in STRATEGIES.items() if row.parallel and row.backend and not row.replicates]
+PARALLEL = [name for name, row in STRATEGIES.items() if row.parallel and row.plain and not row.replicates]
 GPT2 = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=8, strategy="ddp", gpu="a100-80gb")
 TINY = Plan(model=MODELS["gpt2-tiny"], tokens=128, micro_batch=1, ranks=2, strategy="ddp", gpu="a100-80gb")
 

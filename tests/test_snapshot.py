@@ -42,6 +42,7 @@ def invoke(*words: object) -> Any:
 def test_the_peak_by_category_follows_from_the_stacks(tmp_path: Path) -> None:
     found = read(tmp_path, trained().snapshot())
     assert found.peak.moment == "backward"
+    assert found.peak_blocks == 123 * MIB, "two of 15 MiB in blocks of 16: what is left is not more than 1 MiB"
     assert found.by_category == {
         "parameters": 20 * MIB,
         "gradients": 20 * MIB,
@@ -126,7 +127,9 @@ def test_what_a_ring_has_lost_follows_from_the_segments(
         else:
             live[ident] = recorder.use(size, stream)
     folder, data = tmp_path_factory.mktemp("ring"), recorder.snapshot()
-    whole = recorded(load_snapshot(written(folder, data)))
+    snapshot = load_snapshot(written(folder, data))
+    whole = recorded(snapshot)
+    assert summarise(snapshot, whole).peak_blocks == recorder.most >= whole.timeline.peak().bytes
     assert whole.reserved[0] == whole.before == whole.missed == 0
     assert whole.reserved[1] >= whole.reserved[2] == recorder.reserved
     end = sum(recorder.options.round(size) for _, size, _ in recorder.used_blocks.values())
@@ -143,8 +146,24 @@ def test_a_lost_beginning_is_said(tmp_path: Path) -> None:
     data = trained().snapshot()
     del data["device_traces"][0][:20]
     found = read(tmp_path, data)
+    assert found.peak_blocks is None
     assert any("lacks the beginning" in note and "an earlier peak is not known" in note for note in found.notes)
     assert found.by_category["parameters"] == 20 * MIB, "the segments keep the stacks of what is still in use"
+
+
+def test_recording_that_began_after_the_model_was_made(tmp_path: Path) -> None:
+    """The usual case: parameters have no stack, and are shown as what was there before."""
+    data = trained().snapshot()
+    del data["device_traces"][0][:2]
+    for segment in data["segments"]:
+        for block in segment["blocks"]:
+            if block["frames"] and block["frames"][0]["name"] == "convert":
+                block["frames"] = []
+    found = read(tmp_path, data)
+    assert found.by_category["unknown"] == 21 * MIB and "parameters" not in found.by_category
+    (weights,) = (group for group in found.largest if group.place == "(alive before the history, no stack)")
+    assert (weights.bytes, weights.category) == (20 * MIB, "unknown")
+    assert found.peak.bytes == 121 * MIB
 
 
 def test_recording_that_was_interrupted_is_said(tmp_path: Path) -> None:
@@ -182,6 +201,10 @@ def test_what_reserved_holds(tmp_path: Path) -> None:
     for pool in found.pools:
         assert pool.reserved == pool.allocated + pool.waiting + pool.free + pool.split
     assert max(pool.largest_free for pool in found.pools) == 30 * MIB
+    first, second = found.torn
+    assert (first.size, first.held, first.blocks, first.largest_free) == (20 * MIB, 12 * MIB, 2, 5 * MIB)
+    assert (second.pool, second.stream, second.held) == ("small", 7, 1024), "a whole free segment is not torn"
+    assert sum(each.size - each.held for each in found.torn) == found.split
 
 
 def test_expandable_segments_are_told_apart(tmp_path: Path) -> None:
@@ -296,6 +319,22 @@ def test_a_segment_that_stands_a_million_times_is_refused_soon(tmp_path: Path) -
     with pytest.raises(FileError, match="more than 4,000,000 blocks"):
         load_snapshot(written(tmp_path, {"segments": [segment] * 10**5, "device_traces": []}))
     assert time.process_time() - started < 5
+
+
+def test_one_stack_without_end_in_every_entry_costs_its_length_once(tmp_path: Path) -> None:
+    """Shared in the file, so that it is small: hashing or comparing it again for each entry would take hours."""
+    frame = {"filename": "a.py", "line": 1, "name": "f"}
+    stacks = [[frame] * 50_000 for _ in range(2)]
+    trace: list[dict[str, Any]] = []
+    for index in range(10_000):
+        entry = {"addr": 512 * index, "size": 512, "stream": 0, "time_us": 0}
+        trace.append({**entry, "frames": stacks[0], "action": "alloc"})
+        trace.append({**entry, "frames": stacks[1], "action": "free_requested"})
+        trace.append({"action": "oom", "device_free": 0, "size": 512, "stream": 0, "time_us": 0})
+    started = time.process_time()
+    found = read(tmp_path, {"segments": [], "device_traces": [trace]})
+    assert found.peak.bytes == 512 and "the last of 10,000 times" in found.notes[0]
+    assert time.process_time() - started < 10
 
 
 GOOD = pickle.dumps(trained().snapshot())

@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 from hypothesis import given
-from plans import plans
 
 from memcalc.errors import InputError, UnknownNameError
 from memcalc.estimate import estimate
@@ -15,6 +14,7 @@ from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.reserved import replayed
 from memcalc.startup import Startup
+from tests.plans import plans
 
 GIB = 2**30
 SHARDED = Plan(

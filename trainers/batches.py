@@ -107,7 +107,7 @@ class Batches:
     def at(self, indices: NDArray[np.int64]) -> tuple[Any, Any]:
         """Inputs and targets of some samples."""
         if self.own.sample:
-            return sampled(self.own.sample, len(indices), self.device)
+            return sampled(self.plan, len(indices), self.device)
         inputs, targets = self.samples.take(indices)
         if self.own.factory:
             inputs, targets = called_with(self.plan, inputs, targets)

@@ -194,7 +194,7 @@ def _masked(tokens: NDArray[np.int64], indices: NDArray[np.int64], mask: int) ->
 
 def _bytes_as_features(plan: Plan, tokens: NDArray[np.generic], source: str) -> Samples:
     """Text for a model that reads features: some tokens as numbers, and the class of the token that follows."""
-    length, classes = plan.model.features, plan.model.classes
+    length, classes = plan.model.features, max(plan.model.classes, 1)
     scale = np.float32(max(int(tokens.max()), 1))
     count = (len(tokens) - 1) // length
     if count < 2:
@@ -220,7 +220,8 @@ def _images(plan: Plan, data: Path) -> Samples:
         )
     if len(images) < 2:
         raise InputError(f"{data} has {len(images)} images; at least 2 are needed")
-    if plan.family.reads == "images" and images.ndim == 4 and images.shape[-1] == plan.model.channels:
+    colours, own = plan.model.channels if plan.family.reads == "images" else 0, plan.model.module.shape
+    if images.ndim == 4 and (images.shape[-1] == colours or (len(own) == 3 and images.shape[1:] == (*own[1:], own[0]))):
         images = np.moveaxis(images, -1, 1)  # files keep colours last, convolutions want them first
     flat = images.reshape(len(images), -1)
     if flat.shape[1] != features:
@@ -228,7 +229,7 @@ def _images(plan: Plan, data: Path) -> Samples:
         raise InputError(
             f"{data} has images of {shape} = {flat.shape[1]} values, but {plan.model.name} reads {features} features"
         )
-    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or labels.max() >= classes:
+    if not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0 or 0 < classes <= labels.max():
         raise InputError(f"{data} has labels outside 0 to {classes - 1}, the classes of {plan.model.name}")
     # Class folders come one after the other; a fixed shuffle puts every class on both sides of the split.
     order = np.random.default_rng(0).permutation(len(flat))

@@ -44,6 +44,8 @@ def describe(factory: str, *, sample: str, wrap: str, shape: tuple[int, ...], to
     module = build_on_meta(factory)
     units = unit_names(module, wrap)
     notes = []
+    if factory.endswith(".json"):
+        notes.append("its model_type is one that only transformers knows; it is counted as transformers builds it")
     if not units and (kinds := candidates(module)):
         many = [f"{name} ({count})" for name, count in sorted(kinds.items(), key=lambda item: -item[1])[:6]]
         notes.append(

@@ -29,10 +29,13 @@ def counted(plan: Plan) -> Samples:
     return Samples(count=plan.global_batch * _STEPS, take=take, source=plan.model.module.sample)
 
 
-def sampled(name: str, count: int, device: torch.device) -> tuple[Any, Any]:
-    """A batch that the named callable makes of ``count`` samples, on a device. Raises MemcalcError."""
-    inputs, targets = pair(call(name, count))
-    return to(inputs, device), to(targets, device)
+def sampled(plan: Plan, count: int, device: torch.device) -> tuple[Any, Any]:
+    """A batch that the plan's callable makes of ``count`` samples, on a device; float32 inputs in the dtype of the weights.
+
+    Raises MemcalcError.
+    """
+    inputs, targets = pair(call(plan.model.module.sample, count))
+    return to(inputs, device, getattr(torch, plan.precision_row.weights)), to(targets, device)
 
 
 def called_with(plan: Plan, inputs: NDArray[Any], targets: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -52,7 +55,7 @@ def zeros(plan: Plan, count: int, device: torch.device) -> tuple[Any, Any]:
     """A batch of ``count`` samples of the plan's shapes, all zeros; of a sample callable, what it makes."""
     own, model = plan.model.module, plan.model
     if own.sample:
-        return sampled(own.sample, count, device)
+        return sampled(plan, count, device)
     if model.family == "token-module":
         inputs = torch.zeros(count, plan.tokens, dtype=torch.int64, device=device)
         targets = torch.zeros(inputs.shape[: 2 - bool(model.classes)], dtype=torch.int64, device=device)
@@ -86,10 +89,10 @@ def tensors(value: Any) -> list[Tensor]:
     return [tensor for part in parts for tensor in tensors(part)]
 
 
-def to(value: Any, device: torch.device) -> Any:
-    """A batch on a device."""
+def to(value: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
+    """A batch on a device; what is float32 in it becomes ``dtype``."""
     if isinstance(value, Tensor):
-        return value.to(device)
+        return value.to(device, dtype if value.dtype == torch.float32 else value.dtype)
     if isinstance(value, Mapping):
-        return {key: to(part, device) for key, part in value.items()}
-    return type(value)(to(part, device) for part in value) if isinstance(value, tuple | list) else value
+        return {key: to(part, device, dtype) for key, part in value.items()}
+    return type(value)(to(part, device, dtype) for part in value) if isinstance(value, tuple | list) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from math import prod
 from pathlib import Path
 from textwrap import fill
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
+from memcalc.cli.models import Words, build_model, given
 from memcalc.errors import InputError
 from memcalc.groups import Group
 from memcalc.hardware import GPUS
@@ -27,19 +27,13 @@ __all__ = [
     "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
 ]  # fmt: skip
 
-Words = Mapping[str, Any]
-"""What was typed, by parameter name; None where nothing was."""
 Function = TypeVar("Function", bound=Callable[..., Any])
 
-_RESHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "context", "features", "classes", "layer_bytes")
-_SIZE_KNOWS = ("layers", "features", "layer_bytes")
 _PLAN = (
     "strategy", "ranks", "nodes", "precision", "optimizer", "optimizer_kind", "micro_batch", "accumulation", "tokens",
     "checkpoint_every", "reentrant", "attention", "dropout", "loss_dtype", "keep_logits", "bucket_mb", "bucket_views", "device", "gpu", "torch",
     "allocator",
 )  # fmt: skip
-_READS = {"features": "--input-shape", "tokens": "--seq-len", "sample": "--sample"}
-_SPELLED = {"features": "--input-shape", "layer_bytes": "--activation-per-layer", "kv_heads": "--kv-heads"}
 
 
 class Option(click.Option):
@@ -197,93 +191,6 @@ def _params(command: Callable[..., Any]) -> list[click.Parameter]:
     return list(getattr(command, "__click_params__", []))
 
 
-def given(words: Words) -> dict[str, Any]:
-    """Only what was typed."""
-    return {name: value for name, value in words.items() if value is not None}
-
-
-def build_model(words: Words) -> Model:
-    """The named model with the numbers that were given instead of its own, or one known by its size.
-
-    >>> build_model({"model": "gpt2", "hidden": 1024}).ffn, build_model({"parameters": 1000}).family
-    (4096, 'size')
-    """
-    words = given(words)
-    if "module" in words:
-        return _own(words)
-    for only in ("sample", "wrap", "module_timeout"):
-        if only in words:
-            raise InputError(f"--{only.replace('_', '-')} is for a module of your own; give --module FILE:NAME")
-    if "features" in words:
-        words["shape"], words["features"] = words["features"], prod(words["features"])
-    name, parameters = words.get("model"), words.get("parameters")
-    if (name is None) == (parameters is None):
-        both = f"not both the model {name} and --params" if name else f"one of: {', '.join(MODELS)}; or --params COUNT"
-        raise InputError(f"give a model, {both}")
-    base = _read(name, words) if name else _sized(int(parameters or 0))
-    changes = {field: words[field] for field in _RESHAPE if field in words}
-    for field in changes:
-        if not (getattr(base, field) or (name is None and field in _SIZE_KNOWS)):
-            spelled = _SPELLED.get(field, f"--{field}")
-            raise InputError(f"{spelled} does not apply to {base.name} ({FAMILIES[base.family].summary})")
-    if name is None or not changes:
-        return dataclasses.replace(base, **changes)
-    said = ", ".join(f"{field} {value}" for field, value in changes.items())
-    return dataclasses.replace(base, **{**_followers(base, changes), **changes}, name=f"{base.name} ({said})")
-
-
-def _own(words: dict[str, Any]) -> Model:
-    """The module that was named, built and counted in a process of its own."""
-    from memcalc.module import TIMEOUT_SECONDS, describe  # starts processes, which nothing else here needs
-
-    if others := [name for name in ("model", "parameters") if name in words]:
-        raise InputError(
-            f"give a model or --module, not both: leave out {' and '.join(str(words[name]) for name in others)}"
-        )
-    for field in _RESHAPE:
-        if field in words and field != "features":
-            raise InputError(f"{_SPELLED.get(field, f'--{field}')} does not apply to --module, whose code says it")
-    if len(ways := [spelled for word, spelled in _READS.items() if word in words]) > 1:
-        raise InputError(f"{' and '.join(ways)} both say what the module reads; leave one out")
-    return describe(
-        words["module"],
-        sample=words.get("sample", ""),
-        wrap=words.get("wrap", ""),
-        shape=words.get("features", ()),
-        tokens=words.get("tokens", 0),
-        timeout=words.get("module_timeout", TIMEOUT_SECONDS),
-    )
-
-
-def _read(name: str | Path, words: Mapping[str, Any]) -> Model:
-    if isinstance(name, str):
-        return MODELS[name]
-    from memcalc.hf.reading import UnknownModelType, read_model  # a named model needs no rows
-
-    try:
-        return read_model(name)
-    except UnknownModelType as error:
-        from memcalc.module import by_transformers
-
-        return by_transformers(error, shape=words.get("shape", ()), tokens=words.get("tokens", 0))
-
-
-def _sized(parameters: int) -> Model:
-    return Model(name=f"{parameters:,} parameters", family="size", parameters=parameters)
-
-
-def _followers(base: Model, changes: Words) -> dict[str, int]:
-    """Numbers that hang on a changed one: what a family derives, and what was equal stays equal."""
-    follow: dict[str, int] = {}
-    if "hidden" in changes and base.ffn == 4 * base.hidden:
-        follow["ffn"] = 4 * changes["hidden"]
-    if "hidden" in changes and base.features == base.hidden:
-        follow["features"] = changes["hidden"]
-    if "heads" in changes and base.kv_heads == base.heads:
-        follow["kv_heads"] = changes["heads"]
-    return follow
-
-
 def check_effect(words: Words, plan: Plan) -> None:
     """Raises InputError for an option of a group that was typed and changes nothing about the plan."""
     if not plan.strategy_row.buckets:
@@ -321,7 +228,7 @@ def build_plan(words: Words) -> Plan:
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
         })  # fmt: skip
-    if isinstance(words.get("model"), Path):
+    if isinstance(words.get("model"), Path) and model.family != "size" and not model.module.factory:
         fields["implementation"] = _as_transformers(words, model)
     fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
@@ -329,9 +236,9 @@ def build_plan(words: Words) -> Plan:
 
 def _as_transformers(words: Words, model: Model) -> Implementation:
     """A config.json is of transformers' code, and computed as that is written; what was typed goes first."""
-    from memcalc.hf.reading import read_config
+    from memcalc.hf.reading import written_as
 
-    usual = Implementation.suited(model, read_config(words["model"]).written)
+    usual = Implementation.suited(model, written_as(words["model"]))
     prefix = "implementation__"
     return dataclasses.replace(usual, **{
         name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)

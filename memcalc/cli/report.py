@@ -115,7 +115,7 @@ def _verdict(found: Estimate) -> str:
 
 
 def _cards(found: Estimate) -> list[str]:
-    if found.plan.device != "cuda" or found.plan.gpu:
+    if found.plan.device != "cuda" or found.plan.gpu or not found.whole:
         return []
     cards = holding_gpus(found.plan, found.reserved)
     sure = [gpu.name for gpu, for_sure in cards if for_sure]

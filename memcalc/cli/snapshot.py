@@ -30,6 +30,7 @@ How one is made:
   ...
   torch.cuda.memory._dump_snapshot("snapshot.pickle")
 """
+_TORN = ("fragmented segment", "pool", "stream", "size", "held", "by blocks", "free between", "largest free")
 _POOL = ("pool", "stream", "segments", "reserved", "allocated", "waiting", "free", "split", "largest free")
 
 
@@ -37,7 +38,12 @@ _POOL = ("pool", "stream", "segments", "reserved", "allocated", "waiting", "free
 @click.argument("file", type=File())
 @click.option("--device", type=Whole(0), metavar="N", help="The GPU.  [default: the one that reserves the most]")
 @click.option(
-    "--largest", "count", type=Whole(), default="10", metavar="N", help="Rows of the largest blocks.  [default: 10]"
+    "--largest",
+    "count",
+    type=Whole(),
+    default="10",
+    metavar="N",
+    help="Rows of the largest blocks, and of the most fragmented segments.  [default: 10]",
 )
 @click.option("--format", "format_", type=Name("format", FORMATS), default="table", show_default=True)
 def command(file: Path, device: int | None, count: int, format_: str) -> None:
@@ -61,6 +67,8 @@ def command(file: Path, device: int | None, count: int, format_: str) -> None:
 
 def _rows(found: Summary) -> Iterator[tuple[str, str, int | None, int]]:
     yield "meters", "allocated, at most since the history began", None, found.peak.bytes
+    if found.peak_blocks is not None:
+        yield "meters", "the same in whole blocks (torch.cuda.max_memory_allocated)", None, found.peak_blocks
     yield "meters", "reserved, at most since the history began", None, found.peak_reserved
     yield "meters", "reserved at the end", None, found.reserved
     yield "reserved at the end", "in use", None, found.allocated
@@ -80,6 +88,8 @@ def _rows(found: Summary) -> Iterator[tuple[str, str, int | None, int]]:
         yield "largest at the peak", f"{group.category}: {group.place}", group.count, group.bytes
     for pool in found.pools:
         yield "pools", f"{pool.name}, stream {pool.stream}", pool.segments, pool.reserved
+    for segment in found.torn:
+        yield "free in fragmented segments", f"{segment.address:#x}", segment.blocks, segment.size - segment.held
 
 
 def _report(found: Summary, format_: str) -> None:
@@ -107,6 +117,13 @@ def _report(found: Summary, format_: str) -> None:
     ]  # fmt: skip
     if pools:
         click.echo("\n" + render(pools, _POOL, format_))
+    segments = [
+        (f"{t.address:#x}", t.pool, t.stream, *(format_bytes(size, binary=True) for size in (t.size, t.held)), t.blocks,
+         format_bytes(t.size - t.held, binary=True), format_bytes(t.largest_free, binary=True))
+        for t in found.torn
+    ]  # fmt: skip
+    if segments:
+        click.echo("\n" + render(segments, _TORN, format_))
     click.echo()
     for line in found.notes:
         click.echo(f"{'- ' if format_ == 'markdown' else '  '}{printable(line)}")

@@ -117,7 +117,7 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
         "speed is samples per second by the time model that orders plans in recommend, 1 for the fastest of torch's; ≤ where the "
         "host's work of the engine (DeepSpeed, Megatron, DataParallel) is not known and not in it",
         "smallest card is the smallest of the catalog that holds it for sure and computes its dtype",
-        *(f"{each.strategy}: {each.why}" for each in refused),
+        *(f"{', '.join(names)}: {why}" for why, names in _by_reason(refused).items()),
     ]
     mark = "- " if format == "markdown" else "  "
     table = render(cells, names, format)
@@ -130,6 +130,13 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
             *(f"{mark}{printable(n)}" for n in notes),
         ]
     )
+
+
+def _by_reason(refused: list[Refused]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in refused:
+        found.setdefault(each.why, []).append(each.strategy)
+    return found
 
 
 def _title(base: Plan) -> str:

@@ -202,5 +202,6 @@ def _as_json(block: dict[str, Any], found: Checked) -> dict[str, Any]:
         "gradient_clipping": block.get("gradient_clipping", AUTO),
         "fp16": {"enabled": precision == "fp16"},
         "bf16": {"enabled": precision == "bf16"},
+        "zero_force_ds_cpu_optimizer": False,  # accelerate puts DeepSpeed's CPU Adam in the place of torch's
         "zero_optimization": zero,
     }

@@ -66,6 +66,12 @@ def read(tree: Any, name: str) -> LaunchFile:
     if "deepspeed.overlap_comm" in fields:
         fields["deepspeed.overlap_comm"] = "on" if fields["deepspeed.overlap_comm"] else "off"
     fields |= _accumulates(found, precision, name) | _offloads(found, stage, name) | _optimizer(found, name)
+    forced = found.get("zero_force_ds_cpu_optimizer", True) and "optimizer.type" not in found.values
+    if forced and fields["offload.optimizer"] != "none":
+        found.notes.append(
+            f"{name}: without an optimizer here DeepSpeed takes none from the script but its own CPU Adam, because of "
+            "offload_optimizer; name one, or write zero_force_ds_cpu_optimizer: false"
+        )
     clip = found.get("gradient_clipping", 1.0)  # GRADIENT_CLIPPING_DEFAULT of deepspeed/runtime/constants.py
     clip = 1.0 if clip == AUTO else clip  # max_grad_norm of transformers' TrainingArguments
     fields["update.clip"] = clip > 0

@@ -15,6 +15,7 @@ from memcalc.hf.common import (
     decoder_fields,
     rotated,
     sizes,
+    window_notes,
 )  # fmt: skip
 from memcalc.hf.keys import NEEDED, Values, count, flag, number, share, text
 from memcalc.hf.record import ModelType
@@ -91,12 +92,14 @@ DECODERS = [
         keys={
             **sizes(4096, 32, 32, 8, 14336, 32000, 131072, kv_null=NEEDED),
             "head_dim": count("head_dim", None, EVEN_WIDTH),
+            "window": count("sliding_window", 4096, null=None),
             "tied": flag("tie_word_embeddings", False),
             "act": _ACT,
         },
         fields=lambda values, head: decoder_fields(values, gated=True),
         written=as_written("python"),
         names=lambda model: LLAMA,
+        notes=window_notes,
     ),
     ModelType(
         name="qwen2",
@@ -152,6 +155,7 @@ DECODERS = [
             **sizes(2304, 26, 8, 4, 9216, 256000, 8192, kv_null=NEEDED),
             "head_dim": count("head_dim", 256),
             "attention_bias": flag("attention_bias", False),
+            "window": count("sliding_window", 4096, null=None),
             "tied": flag("tie_word_embeddings", True),
             "act": text("hidden_activation", "gelu_pytorch_tanh"),
             **_caps(50.0, 30.0),
@@ -159,6 +163,7 @@ DECODERS = [
         fields=_gemma2,
         written=as_written("chain"),
         names=lambda model: _GEMMA2,
+        notes=window_notes,
     ),
     ModelType(
         name="gemma3_text",
@@ -168,6 +173,7 @@ DECODERS = [
             **sizes(2304, 26, 8, 4, 9216, 262208, 131072, kv_null=NEEDED),
             "head_dim": count("head_dim", 256),
             "attention_bias": flag("attention_bias", False),
+            "window": count("sliding_window", 4096, null=None),
             "tied": flag("tie_word_embeddings", True),
             "act": text("hidden_activation", "gelu_pytorch_tanh"),
             **_caps(None, None),
@@ -175,6 +181,7 @@ DECODERS = [
         fields=lambda values, head: _gemma2(values, head, qk_norm=True),
         written=as_written("chain"),
         names=lambda model: _GEMMA2,
+        notes=window_notes,
     ),
     ModelType(
         name="phi",
@@ -221,6 +228,7 @@ DECODERS = [
             **sizes(3072, 32, 32, None, 8192, 32064, 4096),
             "head_dim": count("head_dim", EVEN_WIDTH),
             "rotary_share": share(_SHARE, 1.0),
+            "window": count("sliding_window", None, null=None),
             "tied": flag("tie_word_embeddings", False),
             "act": _ACT,
         },
@@ -229,5 +237,6 @@ DECODERS = [
         ),
         written=as_written("python"),
         names=lambda model: LLAMA,
+        notes=window_notes,
     ),
 ]

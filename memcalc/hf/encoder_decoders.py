@@ -1,4 +1,4 @@
-"""Encoders with a decoder, one row a ``model_type``: T5, mT5, Whisper, mBART."""
+"""Encoders with a decoder, one row a ``model_type``: T5, mT5, Whisper, mBART, BART."""
 
 from __future__ import annotations
 
@@ -58,10 +58,13 @@ def _t5_notes(values: Values) -> list[str]:
             "tie_word_embeddings is false: the head is a matrix of its own, as in the published weights; transformers 5 "
             "builds one table for both and parts them when the weights are loaded"
         )
-    if values["act"] == "gated-gelu":
-        notes.append("gated-gelu is gelu_new written out in transformers' Python; --gelu python counts what that keeps")
     notes.append("attention is written out, as transformers did up to 5.0; scaled_dot_product_attention keeps less")
     return notes + dropout_notes(values)
+
+
+def _t5_written(values: Values) -> dict[str, str]:
+    """T5LayerNorm is an RMSNorm in Python."""
+    return {"norm": "python"} | ({"gelu": "python"} if values["act"] == "gated-gelu" else {})
 
 
 def _t5_names(model: Model) -> Names:
@@ -131,7 +134,12 @@ def _whisper(values: Values, head: str) -> dict[str, Any]:
 def _mbart(values: Values, head: str) -> dict[str, Any]:
     # modeling_mbart.py, MBartLearnedPositionalEmbedding: the table has two rows before the first position.
     fields = _sides(values, "mbart", context=values["context"] + 2, position_offset=2, embedding_norm=True)
-    return {**fields, "layers": 0} if head == "MBartForCausalLM" else fields
+    return {**fields, "layers": 0} if head.endswith("ForCausalLM") else fields
+
+
+def _bart(values: Values, head: str) -> dict[str, Any]:
+    """mBART with its norms after what is added, and none at the end."""
+    return {**_mbart(values, head), "norm_after": True}
 
 
 def _side_names(model: Model) -> Names:
@@ -161,6 +169,7 @@ ENCODER_DECODERS = [
         keys=_t5_keys(32128, 2048, 6, 8, "relu"),
         fields=_t5,
         names=_t5_names,
+        written=_t5_written,
         notes=_t5_notes,
     ),
     ModelType(
@@ -170,6 +179,7 @@ ENCODER_DECODERS = [
         keys=_t5_keys(250112, 1024, 8, 6, "gated-gelu"),
         fields=_t5,
         names=_t5_names,
+        written=_t5_written,
         notes=_t5_notes,
     ),
     ModelType(
@@ -197,6 +207,19 @@ ENCODER_DECODERS = [
             "dropout": chance("dropout", 0.1),
         },
         fields=_mbart,
+        names=_side_names,
+        notes=_side_notes,
+    ),
+    ModelType(
+        name="bart",
+        config="BartConfig",
+        heads=("BartForConditionalGeneration", "BartForCausalLM"),
+        keys={
+            **_side_keys(1024, 12, 16, 4096, 50265),
+            "context": count("max_position_embeddings", 1024),
+            "dropout": chance("dropout", 0.1),
+        },
+        fields=_bart,
         names=_side_names,
         notes=_side_notes,
     ),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import activation, activation_notes, dropout_notes
+from memcalc.hf.common import activation, activation_notes, as_written, dropout_notes
 from memcalc.hf.keys import Key, Values, chance, count, flag, text
 from memcalc.hf.names import Names
 from memcalc.hf.record import ModelType
@@ -173,6 +173,7 @@ ENCODERS = [
         keys={**_sizes(12, 768, 12, 3072, 30522), **_OTHERWISE},
         fields=_fields(_BERT),
         names=_bert,
+        written=as_written(softmax=""),
         notes=_notes,
     ),
     ModelType(
@@ -182,6 +183,7 @@ ENCODERS = [
         keys={**_sizes(12, 768, 12, 3072, 50265), "padding": count("pad_token_id", 1, least=0), **_OTHERWISE},
         fields=_roberta_fields,
         names=_roberta,
+        written=as_written(softmax=""),
         notes=_notes,
     ),
     ModelType(
@@ -201,6 +203,7 @@ ENCODERS = [
         },
         fields=_fields(_DISTILBERT),
         names=_distilbert,
+        written=as_written(softmax=""),
         notes=_notes,
     ),
     ModelType(
@@ -210,6 +213,7 @@ ENCODERS = [
         keys={**_sizes(12, 256, 4, 1024, 30522), "embedding": count("embedding_size", 128), **_OTHERWISE},
         fields=_electra_fields,
         names=_electra,
+        written=as_written(softmax=""),
         notes=_notes,
     ),
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import EVEN_WIDTH, LLAMA, as_written, biases, sizes
+from memcalc.hf.common import EVEN_WIDTH, LLAMA, as_written, biases, sizes, window_notes
 from memcalc.hf.keys import NEEDED, Key, Values, count, flag, text, wholes
 from memcalc.hf.record import ModelType
 from memcalc.spec import Model
@@ -104,12 +104,14 @@ MIXTURES = [
             "head_dim": count("head_dim", None, EVEN_WIDTH),
             "experts": count("num_local_experts num_experts", 8),
             "top_k": count(_TOP, 2),
+            "window": count("sliding_window", None, null=None),
             **_UNTIED,
             **_SILU,
         },
         fields=lambda values, head: _mixture(values),
         written=as_written("python"),
         names=lambda model: _names("shared_expert"),
+        notes=window_notes,
     ),
     ModelType(
         name="qwen2_moe",

@@ -20,7 +20,11 @@ def config_path(text: str) -> Path | None:
     """
     path = Path(text)
     written = "/" in text or "\\" in text or text.endswith((".json", ".safetensors")) or text in (".", "..")
-    return path if written or path.is_file() or any((path / name).is_file() for name in FILES) else None
+    try:
+        there = path.is_file() or any((path / name).is_file() for name in FILES)
+    except (OSError, ValueError):  # too long for a path, or in a folder that may not be read
+        there = False
+    return path if written or there else None
 
 
 def config_file(path: Path) -> Path:
@@ -29,12 +33,17 @@ def config_file(path: Path) -> Path:
         if path.is_symlink() and not path.exists():
             raise FileError(f"{path} is a link that leads nowhere, or in a circle")
         if not path.is_dir():
+            if not path.exists() and path.suffix != ".json":
+                raise FileError(
+                    f"{path} does not exist; give the path of a config.json or of a folder that has one: nothing is downloaded"
+                )
             return path
         for name in FILES:
             if (path / name).is_file():
                 return path / name
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: a circle of links, before Python 3.13
-        raise FileError(f"{shorten(str(path))} cannot be read: {error}") from None
+        cause = error.strerror.lower() if isinstance(error, OSError) and error.strerror else shorten(str(error))
+        raise FileError(f"{shorten(str(path))} cannot be read: {cause}") from None
     raise FileError(f"{path} is a folder without a config.json")
 
 

@@ -15,7 +15,7 @@ from memcalc.hf.rows import TYPES
 from memcalc.hf.weight_files import is_index, of_file, of_index
 from memcalc.models import Model
 
-__all__ = ["UnknownModelType", "of_config", "read_config", "read_model"]
+__all__ = ["UnknownModelType", "of_config", "read_config", "read_model", "written_as"]
 
 # Sizes without which no decoder can be counted; only a repository's own code could tell what null means.
 _SIZES = (
@@ -45,7 +45,8 @@ class UnknownModelType(InputError):
         if nulls:
             what = f"{' and '.join(nulls)} {'is' if len(nulls) == 1 else 'are'} null, so that only its own code could count it"
         else:
-            what = f"known are {', '.join(sorted(TYPES))}"
+            close = get_close_matches(model_type.lower(), TYPES, n=8, cutoff=0.0)
+            what = f"known are {', '.join(close)} and {len(TYPES) - len(close)} more"
         super().__init__(f"{path}: model_type {shorten(model_type)} is not known{hint}; {what}")
 
 
@@ -59,6 +60,16 @@ def read_model(path: str | Path) -> Model:
         return of_file(file, model_name(file))
     found = read_json(file, str(file))
     return of_index(found, file, model_name(file)) if is_index(found) else _of_json(found, file).model
+
+
+def written_as(path: str | Path) -> Mapping[str, str]:
+    """How transformers' code of a config.json is written, in fields of a plan's ``implementation``; nothing where the
+    file is of weights or of a type without a row."""
+    file = config_file(Path(path))
+    found = {} if file.suffix == ".safetensors" else read_json(file, str(file))
+    if not isinstance(found, dict) or found.get("model_type") not in TYPES:
+        return {}
+    return _of_json(found, file).written
 
 
 def read_config(path: str | Path) -> HfModel:

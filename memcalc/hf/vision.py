@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import LLAMA, activation, activation_notes, dropout_notes
+from memcalc.hf.common import LLAMA, activation, activation_notes, as_written, dropout_notes
 from memcalc.hf.keys import Derived, Key, Values, chance, count, flag, text
 from memcalc.hf.names import Names
 from memcalc.hf.record import ModelType
@@ -142,6 +142,7 @@ VISION = [
         },
         fields=_vit,
         names=_vit_names,
+        written=as_written(),
         notes=lambda values: activation_notes(values) + dropout_notes(values),
     ),
     ModelType(
@@ -151,6 +152,7 @@ VISION = [
         keys=_sizes(32, "quick_gelu"),
         fields=_clip,
         names=lambda model: _CLIP,
+        written=lambda values: {"softmax": "float32"},
     ),
     ModelType(
         name="llava",
@@ -166,6 +168,7 @@ VISION = [
         parts={"text_config": "llama", "vision_config": "clip_vision_model"},
         fields=_llava,
         names=lambda model: _LLAVA,
+        written=lambda values: {"norm": "python", "softmax": "float32"},
         notes=_llava_notes,
     ),
 ]

@@ -134,7 +134,8 @@ def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     if kind == "bare":
         return first_place(t, x)
     if kind == "replaced":
-        return ops.linear(t, ops.pointwise(t, ops.linear(t, x, "predictions.dense"), "predictions.gelu"), "replaced")
+        x = ops.linear(t, x, "predictions.dense")
+        return ops.linear(t, activation(t, plan, x, "predictions.gelu"), "replaced")
     if kind in _OF_TOKENS:
         return ops.linear(t, ops.dropout(t, x, "classifier.dropout", plan.dropout), "classifier")
     if plan.model.says_words and not kind:
@@ -149,9 +150,8 @@ def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
 
 def words(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     """Scores of the vocabulary."""
-    x = norms.layer_norm(
-        t, ops.pointwise(t, ops.linear(t, x, "predictions.dense"), "predictions.gelu"), "predictions.LayerNorm"
-    )
+    x = activation(t, plan, ops.linear(t, x, "predictions.dense"), "predictions.gelu")
+    x = norms.layer_norm(t, x, "predictions.LayerNorm")
     return head(t, plan, x, "predictions", weight="embeddings.word_embeddings.weight")
 
 
@@ -166,10 +166,15 @@ def _with_next_sentence(t: Tape, logits: Tensor, scores: Tensor) -> Tensor:
     return Tensor(logits.storage, logits.shape, logits.dtype, node)
 
 
+def activation(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
+    if plan.model.activation == "relu":
+        return ops.relu(t, x, name)
+    return ops.gelu(t, x, name, plan.implementation.gelu)
+
+
 def block(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
     x = attention(t, plan, x, f"{name}.attention")
-    act = ops.relu if plan.model.activation == "relu" else ops.pointwise
-    y = act(t, ops.linear(t, x, f"{name}.intermediate"), f"{name}.gelu")
+    y = activation(t, plan, ops.linear(t, x, f"{name}.intermediate"), f"{name}.gelu")
     y = ops.dropout(t, ops.linear(t, y, f"{name}.output"), f"{name}.dropout", plan.dropout)
     return norms.layer_norm(t, ops.add(t, x, y, f"{name}.residual"), f"{name}.LayerNorm")
 

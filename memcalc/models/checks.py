@@ -30,14 +30,14 @@ def heads_divide(model: Model) -> None:
         raise PlanError(f"model {model.name}: {model.kv_heads} key/value heads do not divide {model.heads} heads")
 
 
-def reads_tokens(model: Model, plan: Plan) -> None:
-    """A token model needs a sequence length within its context and at least one sample."""
+def reads_tokens(model: Model, plan: Plan, *, limited: bool = True) -> None:
+    """A token model needs at least one sample, and a sequence length, which its positions may limit."""
     if plan.micro_batch < 1:
         raise PlanError(f"micro batch {plan.micro_batch} must be at least 1")
     if plan.tokens < 1:
         raise PlanError(f"tokens {plan.tokens}: {model.name} reads tokens; give the sequence length")
     most = model.context - model.position_offset
-    if plan.tokens > most:
+    if limited and plan.tokens > most:
         raise PlanError(f"{plan.tokens} tokens are more than the {most} positions of {model.name}")
 
 

@@ -30,7 +30,7 @@ def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "decoder_layers", "hidden", "heads", "ffn", "vocab", "context", "buckets")
     heads_divide(model)
     full_heads(model)
-    reads_tokens(model, plan)
+    reads_tokens(model, plan, limited=False)  # distances have a bias, and far ones share it
     if plan.attention not in ("auto", "eager"):
         raise PlanError(f"attention {plan.attention}: t5 adds a learned bias to its scores; leave --attention out")
     if plan.reentrant:
@@ -143,8 +143,7 @@ def attention(t: Tape, plan: Plan, x: Tensor, memory: Tensor, name: str, bias: T
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     if plan.model.gated:
-        act = ops.gelu_in_python if plan.implementation.gelu == "python" else ops.pointwise
-        gate = act(t, ops.linear(t, x, f"{name}.wi_0"), f"{name}.gelu")
+        gate = ops.gelu(t, ops.linear(t, x, f"{name}.wi_0"), f"{name}.gelu", plan.implementation.gelu)
         x = ops.multiply(t, gate, ops.linear(t, x, f"{name}.wi_1"), f"{name}.product")
         del gate
     else:

@@ -155,8 +155,11 @@ def attention(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
 
 
 def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
-    act = ops.relu if plan.model.activation == "relu" else ops.pointwise
-    x = act(t, ops.linear(t, x, f"{name}.fc1"), f"{name}.gelu")
+    x = ops.linear(t, x, f"{name}.fc1")
+    if plan.model.activation == "relu":
+        x = ops.relu(t, x, f"{name}.relu")
+    else:
+        x = ops.gelu(t, x, f"{name}.gelu", plan.implementation.gelu)
     return ops.dropout(t, ops.linear(t, x, f"{name}.fc2"), f"{name}.dropout", plan.dropout)
 
 

@@ -1,4 +1,4 @@
-"""Whisper on the tape: an encoder of log-mel frames and a decoder of tokens; and mBART, whose encoder reads tokens.
+"""Whisper on the tape: an encoder of log-mel frames and a decoder of tokens; mBART and BART, whose encoder reads tokens.
 
 Sources: transformers/models/whisper/modeling_whisper.py (Radford et al. 2023) and models/mbart/modeling_mbart.py (Liu et
 al. 2020). Encoder and decoder blocks stand in one list, as in ``memcalc/models/t5.py``.
@@ -7,6 +7,7 @@ al. 2020). Encoder and decoder blocks stand in one list, as in ``memcalc/models/
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -100,12 +101,10 @@ def embedded(t: Tape, plan: Plan, ids: Tensor, side: str) -> Tensor:
     x = ops.embedding(t, ids, "shared")
     if "embedding" in plan.model.scaled:
         x = ops.scale(t, x, f"{side}.embedding scale")
-    if plan.model.family == "mbart":
-        places = learned(t, f"{side}.embed_positions", plan.tokens)
-    else:  # indexed with a row of positions for each sample
-        rows = Tensor(t.allocate("positions", ids.shape, "int64", "temporary"), ids.shape, "int64", None)
-        places = ops.embedding(t, rows, f"{side}.embed_positions")
-        del rows
+    # Both look up a row of positions for each sample.
+    rows = Tensor(t.allocate("positions", ids.shape, "int64", "temporary"), ids.shape, "int64", None)
+    places = ops.embedding(t, rows, f"{side}.embed_positions")
+    del rows
     x = ops.add(t, x, places, f"{side}.embeddings")
     del places
     if plan.model.embedding_norm:
@@ -118,7 +117,7 @@ def between(t: Tape, plan: Plan, name: str, x: Tensor) -> Tensor:
     if name != "decoder.layers.0" or not plan.model.layers:
         return x
     decoder = t.shared["decoder"]
-    decoder["memory"] = norms.layer_norm(t, x, "encoder.layer_norm")
+    decoder["memory"] = last_norm(t, plan, x, "encoder")
     return embedded(t, plan, decoder["ids"], "decoder")
 
 
@@ -136,30 +135,42 @@ def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
     if not plan.checkpoint_every:  # checkpoints will run blocks again
         t.shared["decoder"].clear()
     t.shared = {}
-    x = norms.layer_norm(t, x, "decoder.layer_norm")
+    x = last_norm(t, plan, x, "decoder")
     return head(t, plan, x, "proj_out", weight="shared.weight" if plan.model.tied else None)
+
+
+def last_norm(t: Tape, plan: Plan, x: Tensor, side: str) -> Tensor:
+    return x if plan.model.norm_after else norms.layer_norm(t, x, f"{side}.layer_norm")
 
 
 def block(t: Tape, plan: Plan, name: str, shared: dict[str, Tensor], x: Tensor) -> Tensor:
     cross = name.startswith("decoder.")
-    y = norms.layer_norm(t, x, f"{name}.self_attn_layer_norm")
-    x = residual(t, plan, x, attention(t, plan, y, y, f"{name}.self_attn", causal=cross), f"{name}.residual_1")
+    x = beside(t, plan, f"{name}.self_attn", 1, x, lambda y, part: attention(t, plan, y, y, part, causal=cross))
     if "memory" in shared:
-        y = norms.layer_norm(t, x, f"{name}.encoder_attn_layer_norm")
-        y = attention(t, plan, y, shared["memory"], f"{name}.encoder_attn", causal=False)
-        x = residual(t, plan, x, y, f"{name}.residual_2")
-    del y
-    y = ops.linear(t, norms.layer_norm(t, x, f"{name}.final_layer_norm"), f"{name}.fc1")
+        memory = shared["memory"]
+        x = beside(t, plan, f"{name}.encoder_attn", 2, x, lambda y, part: attention(t, plan, y, memory, part))
+    return beside(t, plan, f"{name}.final", 3, x, lambda y, part: mlp(t, plan, y, name))
+
+
+def beside(t: Tape, plan: Plan, part: str, index: int, x: Tensor, run: Callable[[Tensor, str], Tensor]) -> Tensor:
+    """A part with its norm before it, or in BART after it is added."""
+    name = f"{part.rsplit('.', 1)[0]}.residual_{index}"
+    if plan.model.norm_after:
+        return norms.layer_norm(t, residual(t, plan, x, run(x, part), name), f"{part}_layer_norm")
+    return residual(t, plan, x, run(norms.layer_norm(t, x, f"{part}_layer_norm"), part), name)
+
+
+def mlp(t: Tape, plan: Plan, x: Tensor, name: str) -> Tensor:
     act = ops.relu if plan.model.activation == "relu" else ops.pointwise
-    y = act(t, y, f"{name}.activation")
-    return residual(t, plan, x, ops.linear(t, y, f"{name}.fc2"), f"{name}.residual_3")
+    x = act(t, ops.linear(t, x, f"{name}.fc1"), f"{name}.activation")
+    return ops.linear(t, x, f"{name}.fc2")
 
 
 def residual(t: Tape, plan: Plan, x: Tensor, y: Tensor, name: str) -> Tensor:
     return ops.add(t, x, ops.dropout(t, y, f"{name}.dropout", plan.dropout), name)
 
 
-def attention(t: Tape, plan: Plan, x: Tensor, memory: Tensor, name: str, *, causal: bool) -> Tensor:
+def attention(t: Tape, plan: Plan, x: Tensor, memory: Tensor, name: str, *, causal: bool = False) -> Tensor:
     """Queries of ``x``, keys and values of ``memory``; both models scale the queries before, Whisper in a copy."""
     heads = (of_decoder(plan.model) if name.startswith("decoder.") else plan.model).heads
     q = ops.linear(t, x, f"{name}.q_proj")

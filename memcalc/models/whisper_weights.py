@@ -54,7 +54,7 @@ def _side(model: Model, side: str, layers: int, ffn: int) -> list[Weight]:
             found += attends if reached else [replace(weight, trainable=False) for weight in attends]
         for name, shape in (("fc1", (ffn, h)), ("fc2", (h, ffn)), ("final_layer_norm", (h,))):
             found += _pair(f"{block}.{name}", shape, block)
-    return found + _pair(f"{side}.layer_norm", (h,), ROOT if side == "encoder" else HEAD)
+    return found if model.norm_after else found + _pair(f"{side}.layer_norm", (h,), ROOT if side == "encoder" else HEAD)
 
 
 def _pair(name: str, shape: tuple[int, ...], group: str = ROOT, *, bias: bool = True) -> list[Weight]:

@@ -96,8 +96,8 @@ class FullyShard(Replicated):
         # Of one dtype, or bytes where dtypes differ (_get_all_gather_input_metadatas).
         size = sum(self.gathered_bytes(weight) for weight in self.units[unit])
         self.gathered[unit] = self._flat(f"{unit} gather", size, "uint8")
-        casts.clear()
         self._gloo_copy(f"{unit} gather", size, "uint8")
+        casts.clear()  # a list of foreach_all_gather holds them until it returns
 
     def _copy_out(self, unit: str) -> None:
         if unit in self.full:

@@ -9,8 +9,11 @@ each job's losses and evaluation loss to its ``result``, and every rank its meas
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
+
+import torch.distributed as dist
 
 from memcalc.plan import Plan
 from memcalc.training import Training
@@ -27,6 +30,9 @@ def main(path: Path) -> None:
 
 def run(job: dict, process: Process) -> None:
     """One plan from beginning to end."""
+    if job.get("copy") and process.first:
+        shutil.copytree(*job["copy"])
+    dist.barrier()
     settings = dict(job["settings"])
     if "data" in settings:
         settings["data"] = Path(settings["data"])

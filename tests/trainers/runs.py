@@ -52,6 +52,8 @@ class Job:
     data: Path | None = None
     measure_steps: int = 0
     options: tuple[tuple[str, Any], ...] = ()
+    copy: tuple[Path, Path] | None = None
+    """A folder that is copied to another place before."""
 
 
 def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 400) -> dict[str, Result]:
@@ -64,6 +66,7 @@ def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 400) ->
         described.append({
             "plan": json.loads(job.plan.to_json()), "settings": settings,
             "out": str(job.out) if job.out else None, "result": str(folder / f"{name}.result"),
+            "copy": [str(path) for path in job.copy] if job.copy else None,
         })  # fmt: skip
     path = folder / f"jobs-{ranks}.json"
     path.write_text(json.dumps(described))

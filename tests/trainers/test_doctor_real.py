@@ -8,7 +8,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from trainers.doctor import facts
@@ -20,6 +22,21 @@ def test_facts_are_torchs() -> None:
     found = json.loads(json.dumps(facts()))
     assert found["torch"] == torch.__version__ and found["gloo"] is True
     assert len(found["gpus"]) == torch.cuda.device_count() and found["error"] is None
+
+
+def test_a_gpu_is_described_and_a_broken_driver_is_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(name="NVIDIA H100", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: card)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (70, 80))
+    assert facts()["gpus"] == [{"name": "NVIDIA H100", "capability": [9, 0], "total": 80, "free": 70}]
+
+    def broken(index: int) -> None:
+        raise RuntimeError("CUDA driver initialization failed\nmore")
+
+    monkeypatch.setattr(torch.cuda, "mem_get_info", broken)
+    found = facts()
+    assert found["error"] == "RuntimeError: CUDA driver initialization failed" and found["torch"] == torch.__version__
 
 
 def test_two_ranks_agree_and_one_alone_gives_up_in_time() -> None:

@@ -7,7 +7,7 @@ import pytest
 from memcalc.strategies import STRATEGIES
 from tests.trainers.runs import Job, Result, plan, run
 
-PARALLEL = [row.name for row in STRATEGIES.values() if row.parallel and row.backend]
+PARALLEL = [row.name for row in STRATEGIES.values() if row.parallel and row.plain]
 FAMILIES = ["gpt2-tiny", "llama-tiny", "mlp-tiny"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,10 +13,11 @@ from torch import nn
 from memcalc.errors import InputError, MemcalcError
 from memcalc.models import Model
 from memcalc.plan import Plan
-from trainers import module
+from trainers import data, module
 from trainers.blocks import unit_names
 from trainers.factories import build_for_real, find
 from trainers.models import build, materialise, units
+from trainers.module_batches import called_with, zeros
 
 OWN = Path(__file__).parents[1] / "own_modules.py"
 
@@ -90,6 +92,26 @@ def test_weights_of_other_dtypes_keep_them() -> None:
 def test_samples_are_made_by_a_callable(name: str, sample: str, loss: str, features: int) -> None:
     model = described(name, sample=sample)
     assert (model.module.loss, model.features) == (loss, features)
+
+
+def test_samples_are_in_the_dtype_of_the_weights() -> None:
+    plan = Plan(model=described("Stack", sample="samples"), micro_batch=2, precision="bf16")
+    inputs, targets = zeros(plan, 2, torch.device("cpu"))
+    assert (inputs["x"].dtype, inputs["x"].shape, targets.dtype) == (torch.bfloat16, (2, 12), torch.int64)
+
+
+def test_data_in_the_shape_of_a_module_and_without_classes(tmp_path: Path) -> None:
+    plan = Plan(model=described("Losing", shape=(48,)), micro_batch=2)
+    inputs, targets = data.load(plan, None).take(np.arange(3))
+    assert (inputs.shape, targets.tolist()) == ((3, 48), [0, 0, 0])
+    np.save(tmp_path / "images.npy", np.arange(4 * 81 * 3, dtype=np.uint8).reshape(4, 9, 9, 3))
+    np.save(tmp_path / "labels.npy", np.array([0, 1, 2, 4]))
+    pictures = Plan(model=described("Convolutions", shape=(3, 9, 9)), micro_batch=2)
+    flat, labels = data.load(pictures, tmp_path).take(np.arange(4))
+    made, _ = called_with(pictures, flat, labels)
+    first = int(np.flatnonzero(labels == 0)[0])  # colours are last in the file and first in the module
+    assert made.shape == (4, 3, 9, 9)
+    assert np.allclose(made[first, :, 0, 0] * 255, [0, 1, 2])
 
 
 def test_without_inputs_only_weights_are_counted() -> None:

@@ -122,6 +122,7 @@ def test_a_type_that_only_transformers_knows_is_its_module_on_the_file(tmp_path:
     assert [(weight.name, weight.shape) for weight in model.module.weights] == expected
     assert {weight.dtype for weight in model.module.weights} == {""}
     assert (model.layers, model.module.loss) == (2, "own")
+    assert model.notes[0].startswith("its model_type is one that only transformers knows")
     found = rehearse(
         Plan(model=model, tokens=16, micro_batch=2, ranks=2, strategy="fsdp-full-shard", checkpoint_every=1)
     )

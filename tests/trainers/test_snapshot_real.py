@@ -6,6 +6,7 @@ down with the frames that CapturedTraceback gathers, which is what the CUDA allo
 
 from __future__ import annotations
 
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 
 from memcalc.allocator_blocks import Block
 from memcalc.snapshot import load_snapshot
+from memcalc.snapshot_fields import Frame
+from memcalc.snapshot_origin import origin
 from memcalc.snapshot_summary import at_peak
 from memcalc.snapshot_timeline import recorded
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
@@ -106,3 +109,25 @@ def test_stacks_tell_what_tensors_are(tmp_path: Path, checkpointed: bool) -> Non
         assert most("activations", "forward") in range(LAYERS * ACTIVATION, (LAYERS + 2) * ACTIVATION + 1)
     assert {MOMENTS[m] for m in found.moment} >= {"init", "forward", "loss", "backward", "step"}
     assert int(found.category.max()) <= len(CATEGORIES)
+
+
+class Stacks(TorchDispatchMode):
+    """The C++ frames below each operation, by its name: what a snapshot has of autograd's own thread on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, tuple[Frame, ...]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        frames = reversed(CapturedTraceback.extract(cpp=True).summary())
+        self.found[str(func)] = tuple(Frame(f.filename, 0, f.name) for f in frames if not f.filename.endswith(".py"))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="torch unwinds C++ stacks on Linux")
+def test_frames_of_the_engine_alone_tell_backward() -> None:
+    layer = nn.Linear(8, 8)
+    with Stacks() as stacks:
+        layer(torch.ones(4, 8)).sum().backward()
+    assert origin(stacks.found["aten.mm.default"])[:3] == ("backward", "gradients", "temporary")
+    assert origin(stacks.found["aten.addmm.default"]).moment is None, "forward has no frame of the engine"

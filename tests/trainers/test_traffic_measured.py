@@ -22,7 +22,7 @@ from tests.trainers.runs import plan, some
 from trainers.rehearsal.run import STEPS, rehearse
 from trainers.rehearsal.tracer import Tracer
 
-SMALL = 4096  # bytes: losses and norms are summed over ranks, too
+SMALL = 64  # bytes: losses and norms are summed over ranks, too
 # What FSDP and ZeroRedundancyOptimizer call, by its names in torch 2.6 and in 2.13, and the parameter that is the whole tensor.
 CALLS = {
     "all_gather_into_tensor": ("all-gather", "output_tensor"),

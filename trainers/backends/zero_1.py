@@ -22,6 +22,9 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     replica = replicate(model, plan, mesh, seed)
     kind, options = optimizers.arguments(plan)
     optimizer = ZeroRedundancyOptimizer(
-        replica.parameters(), optimizer_class=kind, process_group=mesh.get_group(), **options
+        [each for each in replica.parameters() if each.requires_grad],
+        optimizer_class=kind,
+        process_group=mesh.get_group(),
+        **options,
     )
     return Prepared(model=replica, optimizer=optimizer, states=optimizer.optim, accumulate=replica.no_sync)

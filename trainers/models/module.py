@@ -55,7 +55,15 @@ def module_units(model: nn.Module, plan: Plan) -> list[nn.Module]:
 
 
 def checkpoint_units(model: nn.Module, plan: Plan) -> None:
-    """Let each unit keep only what it is called with, and run again in backward."""
+    """Let each unit keep only what it is called with, and run again in backward.
+
+    A cache of keys and values would be filled twice so; transformers leaves it out, too (modeling_layers.py,
+    GradientCheckpointingLayer).
+    """
+    for part in model.modules():
+        config = getattr(part, "config", None)
+        if config is not None and getattr(config, "use_cache", False) is True:
+            config.use_cache = False
     for index, unit in enumerate(module_units(model, plan)):
         if plan.checkpointing.covers(index):
             unit.forward = partial(checkpoint, unit.forward, use_reentrant=False)

@@ -1,0 +1,145 @@
+"""What an estimate takes for granted, in sentences."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from memcalc.compute import Compute
+from memcalc.ledger import peaks
+from memcalc.outside import communicators
+from memcalc.plan import Plan
+from memcalc.precision import DTYPE_BYTES
+from memcalc.reserved import Range
+from memcalc.timeline import Timeline
+from memcalc.units import format_both
+
+__all__ = ["GUESSED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled"]
+
+GUESSED = (
+    "its code asks for the values of tensors ({} times), which a rehearsal has not: each was taken for 1, and what other "
+    "values would take is not counted"
+)
+REHEARSED = "rehearsed: two steps of its own code, strategy and optimizer on tensors without values"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rehearsed:
+    """What a rehearsal of the plan's own code gave."""
+
+    timeline: Timeline | None
+    """None where it could not be rehearsed; the remarks say why."""
+    remarks: tuple[str, ...] = ()
+    sure: bool = False
+    """The code went the way it goes with any values."""
+
+
+def activations_known(plan: Plan) -> bool:
+    model = plan.model
+    return (
+        not plan.family.unplayed
+        or not model.module.factory
+        and bool(model.layer_bytes or (model.features and model.layers))
+    )
+
+
+def compiled(plan: Plan) -> str:
+    """What torch.compile may do to the estimate, in a sentence: the ends of its range (memcalc/compute.py)."""
+    least = dataclasses.replace(plan, compute=Compute(float8=plan.compute.float8), checkpoint_every=1)
+    most = dataclasses.replace(plan, compute=Compute(float8=plan.compute.float8))
+    low, high = (peaks(each, [plan.micro_batch])[0] for each in (least, most))
+    return (
+        f"torch.compile is counted as eager with fused norms, which keeps most; allocated is at least "
+        f"{format_both(min(low, high))}, as if every block were computed again"
+    )
+
+
+def assumptions(
+    plan: Plan, reserved: Range, *, stage: int, uncounted: int, host: int, rehearsal: Rehearsed | None = None
+) -> list[str]:
+    """What the estimate takes for granted, in sentences; ``uncounted`` is what blocks hold beside their tensors, ``host``
+    what one rank holds there."""
+    said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
+    if plan.layout.pipeline > 1:
+        said.append(
+            f"the fullest stage of the pipeline is number {stage}, counted from 0 to {plan.layout.pipeline - 1}"
+        )
+        if plan.accumulation < plan.layout.pipeline:
+            said.append(
+                f"only {plan.accumulation} micro batch{'es' * (plan.accumulation > 1)} a step for {plan.layout.pipeline} "
+                "stages, so that most stages wait; with more (--accumulation) more of them are in flight at once"
+            )
+    if plan.layout.tensor > 1:
+        whose = "Megatron's" if plan.family.divides == "megatron" else "torch's (torch.distributed.tensor.parallel)"
+        said.append(f"tensor parallel is {whose}, as the model's family is written")
+    if plan.family.assumption:
+        said.append(plan.family.assumption)
+    said.extend(plan.model.notes)
+    forms = [f"{field} {form}" for field, form in dataclasses.asdict(plan.implementation).items() if form != "auto"]
+    if forms:
+        said.append(f"the model's code is written with {', '.join(forms)}")
+    if rehearsal is not None:
+        said += rehearsal.remarks
+    elif not activations_known(plan):
+        why = (
+            "a module's code is run for them only when it is named"
+            if plan.model.module.factory
+            else "no shape was given"
+        )
+        said.append(f"activations are not counted because {why}")
+    if plan.gathers_unknown_layers:
+        said.append("gathered layers are not counted because their number was not given; give --layers")
+    if plan.family.opaque and plan.optimizer_kind == "for-loop":
+        said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
+    if plan.model.layer_bytes:
+        each = plan.model.layer_bytes * plan.micro_batch * plan.model.layers
+        said.append(
+            f"activation bytes per layer are taken for the whole micro batch of {plan.micro_batch}; "
+            f"were they per sample, activations would be {each:,} B"
+        )
+    if (
+        plan.strategy_row.gathers
+        and plan.fsdp.version == "2"
+        and plan.model.stacked
+        and plan.shards > plan.model.experts
+    ):
+        said.append(
+            f"fully_shard divides stacked experts by expert, so that {plan.model.experts} over {plan.shards} ranks leave a "
+            "whole one on every rank (FSDPParam._init_sharded_param pads); --fsdp-version 1 divides them evenly"
+        )
+    if plan.strategy_row.gathers:
+        itemsize = DTYPE_BYTES[plan.precision_row.weights]
+        whole = itemsize * sum(weight.numel for weight in plan.family.weights(plan.model))
+        said.append(
+            f"saving is not counted; a whole state dict takes {format_both(whole)} of RAM on every rank that gathers it"
+        )
+    if plan.device == "cpu":
+        said.append("one thread per rank; scratch memory inside oneDNN's kernels is not counted")
+        return said
+    said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
+    if uncounted:
+        said.append(
+            f"blocks of more than 1 MiB are not split to the last byte: max_memory_allocated, which counts blocks, may "
+            f"be {format_both(uncounted)} higher"
+        )
+    if not plan.family.opaque:
+        said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens and not plan.family.unplayed else [])
+    if plan.offload.on:
+        each = -(-plan.ranks // plan.nodes)
+        said.append(f"host is of one rank; the {each} of a machine need {format_both(each * host)} together")
+    if plan.compute.offload_activations:
+        said.append("activations in pinned host memory are not counted in host")
+    if plan.compute.compile and not plan.family.opaque:
+        said.append(compiled(plan))
+    if plan.gpu is None and not plan.family.opaque:
+        said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
+    said.append(
+        f"reserved is most likely {format_both(reserved.point)}: the caching allocator replayed from the model's "
+        "construction on; the high end is that on an endless card, or what published runs reserved of so much, if it is more"
+    )
+    if groups := communicators(plan):
+        named = ", ".join(f"{name} of {size}" for name, size in groups.items())
+        said.append(f"NCCL has a communicator for each group of ranks: {named}")
+    if plan.gpu is None:
+        said.append("device adds the widest range of CUDA contexts in the catalog; give --gpu for one card's")
+    return said

@@ -1,0 +1,131 @@
+"""What can be estimated and not run is refused before anything starts, with the reason."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from memcalc import launch as launch_module
+from memcalc.deepspeed import DeepSpeed
+from memcalc.errors import MemcalcError, PlanError, RunError
+from memcalc.fsdp import Fsdp
+from memcalc.launch import check, require_accelerate, require_engine
+from memcalc.layout import Layout
+from memcalc.models import MODELS
+from memcalc.offload import Offload
+from memcalc.plan import Plan
+from memcalc.training import Training
+
+PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=1, device="cpu", ranks=2, strategy="ddp")
+ZERO = replace(PLAN, strategy="deepspeed-2")
+LLAMA = replace(PLAN, model=replace(MODELS["llama-tiny"], tied=False))
+PIPED = Layout(pipeline=2)
+HOST = Offload(optimizer="cpu", parameters="cpu")
+
+
+@pytest.mark.parametrize(
+    ("plan", "why"),
+    [
+        (replace(PLAN, strategy="data-parallel"), "nn.DataParallel divides nothing; take ddp"),
+        (replace(LLAMA, ranks=4, layout=Layout(tensor=2)), "with tensor parallel by ddp; take single or FSDP 2"),
+        (replace(PLAN, ranks=4, layout=PIPED, strategy="zero-1"), "with pipeline parallel by zero-1"),
+        (replace(PLAN, ranks=4, layout=PIPED, precision="amp-fp16"), "scaled losses; take bf16"),
+        (
+            replace(PLAN, ranks=4, layout=PIPED, strategy="fsdp-full-shard", fsdp=Fsdp(version="1")),
+            "with pipeline parallel by fsdp-full-shard",
+        ),
+        (
+            replace(ZERO, device="cuda", strategy="deepspeed-3", offload=Offload(optimizer="nvme")),
+            "with offload to NVMe",
+        ),
+    ],
+)
+def test_what_trainers_cannot_run(plan: Plan, why: str) -> None:
+    assert why in plan.untrained
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        replace(PLAN, strategy="single", layout=PIPED),
+        replace(PLAN, ranks=4, layout=PIPED),
+        replace(PLAN, strategy="fsdp-full-shard", fsdp=Fsdp(version="1")),
+        replace(PLAN, strategy="fsdp-full-shard", offload=HOST),
+        replace(LLAMA, ranks=4, strategy="fsdp-hybrid-shard", layout=Layout(tensor=2), fsdp=Fsdp(replicas=2)),
+        replace(PLAN, strategy="data-parallel", device="cuda"),
+        *(replace(PLAN, strategy=f"deepspeed-{stage}") for stage in range(4)),
+    ],
+)
+def test_what_trainers_can_run(plan: Plan) -> None:
+    assert plan.untrained == ""
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"offload": Offload(parameters="cpu"), "strategy": "deepspeed-2"}, "deepspeed-2 cannot offload parameters"),
+        ({"offload": HOST, "strategy": "fsdp-full-shard", "fsdp": Fsdp(version="1")}, "FSDP 1 pins what it offloads"),
+        ({"offload": Offload(optimizer="nvme"), "strategy": "deepspeed-3"}, "NVMe is from a GPU"),
+        ({"ranks": 8, "layout": Layout(tensor=3)}, "8 ranks do not divide by tensor 3"),
+        ({"layout": PIPED, "strategy": "deepspeed-2"}, "deepspeed-2 does not work with pipeline parallel"),
+    ],
+)
+def test_what_makes_no_sense(changes: dict[str, object], why: str) -> None:
+    with pytest.raises(PlanError, match=why):
+        replace(PLAN, **changes)  # type: ignore[arg-type]
+
+
+def missing(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in names else object())
+
+
+def test_deepspeed_is_looked_for_and_so_is_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    missing(monkeypatch, "deepspeed")
+    with pytest.raises(RunError, match=r"deepspeed-2 needs deepspeed, .*: pip install 'gpu-memcalc\[deepspeed\]'$"):
+        require_engine(ZERO)
+    require_engine(PLAN)
+    missing(monkeypatch)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(RunError, match="on the CPU needs a C\\+\\+ compiler, and no-such-compiler is none"):
+        require_engine(ZERO)
+    require_engine(replace(ZERO, device="cuda"))
+
+
+@pytest.mark.parametrize(
+    ("plan", "kind", "why"),
+    [
+        (replace(PLAN, strategy="fsdp-full-shard"), PlanError, "makes DDP of FSDP without a word"),
+        (ZERO, PlanError, "not around deepspeed-2"),
+        (replace(PLAN, precision="amp-bf16"), PlanError, "not around ddp in amp-bf16"),
+        (replace(PLAN, strategy="single", layout=PIPED), PlanError, "leave out --accelerate"),
+    ],
+)
+def test_accelerate_is_asked_for_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, plan: Plan, kind: type[MemcalcError], why: str
+) -> None:
+    missing(monkeypatch)
+    require_accelerate(PLAN)
+    with pytest.raises(kind, match=why):
+        require_accelerate(plan)
+    missing(monkeypatch, "accelerate")
+    with pytest.raises(RunError, match="accelerate is not installed"):
+        require_accelerate(PLAN)
+
+
+def test_launch_asks_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch_module, "require_torch", lambda: None)
+    missing(monkeypatch, "deepspeed", "accelerate")
+    with pytest.raises(RunError, match="needs deepspeed"):
+        check(ZERO, out=tmp_path / "run", training=Training())
+    with pytest.raises(RunError, match="accelerate is not installed"):
+        check(PLAN, out=tmp_path / "run", training=Training(accelerate=True))
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_process_drives_all_gpus() -> None:
+    assert replace(PLAN, strategy="data-parallel", device="cuda", ranks=4).processes == 1
+    assert replace(PLAN, ranks=4).processes == 4
+    assert DeepSpeed() == ZERO.deepspeed
