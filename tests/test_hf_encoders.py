@@ -39,7 +39,7 @@ def count(config: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     ("name", "architecture", "parameters"),
     [
-        # The Hub's counts of bert-base-uncased by class, and issue-tracked ones of bert-large with two labels.
+        # The Hub's counts of bert-base-uncased by class, and Hugging Face's of bert-large with two labels.
         ("bert-base", "BertModel", 109_482_240),
         ("bert-base", "BertForMaskedLM", 109_514_298),
         ("bert-base", "BertForPreTraining", 110_106_428),

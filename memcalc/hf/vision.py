@@ -124,7 +124,7 @@ def _llava_notes(values: Values) -> list[str]:
             f"vision_feature_layer {values['layer']}: the tower's last {unread} of {unread + model.vision_layers} layers and "
             "its last norm have no gradient, for nothing reads them"
         )
-    return [*notes, "no part is frozen; a projector that is trained alone needs less"]
+    return [*notes, "no part is frozen unless --freeze says so, such as --freeze vision"]
 
 
 VISION = [
