@@ -232,7 +232,10 @@ torch = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("torc
 
 
 @torch
-def test_code_that_ends_its_process_or_never_returns_leaves_nothing() -> None:
+def test_code_that_ends_its_process_or_never_returns_leaves_nothing_but_a_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(InputError, match=r"ended its process with exit code 7 instead of returning; see /.*log.txt$"):
         describe(f"{OWN}:exits_at_once", shape=(12,))
     started = time.monotonic()
@@ -240,6 +243,7 @@ def test_code_that_ends_its_process_or_never_returns_leaves_nothing() -> None:
         describe(f"{OWN}:sleeps", shape=(12,), timeout=0.5)
     assert time.monotonic() - started < 30
     assert not any(f"{OWN}:sleeps" in line for line in _commands())
+    assert [path.name for path in tmp_path.glob("*/*")] == ["log.txt", "log.txt"]
 
 
 def _commands() -> list[str]:

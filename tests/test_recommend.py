@@ -46,7 +46,7 @@ def brute_force(base: Plan, capacity: int, micro_batches: list[int]) -> list[Pla
 def test_what_is_recommended_fits_and_nothing_that_fits_is_better(
     model: Model, ranks: int, room: int, sizes: list[int]
 ) -> None:
-    tokens = model.context if model.context else 0
+    tokens = model.context - model.position_offset if model.context else 0
     base = Plan(model=model, tokens=tokens, micro_batch=1, ranks=ranks, strategy="ddp", gpu="a100-80gb")
     least = estimate(replace(base, precision="bf16", strategy="fsdp-full-shard")).device.high
     capacity = least + room - 2**20
