@@ -111,3 +111,13 @@ class DeepSpeed(Group):
                 f"{row.name} with {plan.precision}: DeepSpeed keeps float32 masters of 16-bit weights; "
                 "take bf16-master, fp16-master or fp32"
             )
+
+    def untrained(self, plan: Plan) -> str:
+        if plan.strategy_row.zero_stage is None:
+            return ""
+        if self.pipeline_engine:
+            return "with DeepSpeed's PipelineEngine"
+        if plan.strategy_row.zero_stage == 0 and plan.precision_row.master:
+            # Its wrappers of 16-bit weights (runtime/fp16) offer no whole masters by name, so nothing could go on from them.
+            return f"with deepspeed-0 in {plan.precision}, whose masters cannot be saved; take deepspeed-1"
+        return ""

@@ -38,6 +38,11 @@ HOST = Offload(optimizer="cpu", parameters="cpu")
             "with pipeline parallel by fsdp-full-shard",
         ),
         (
+            replace(ZERO, strategy="deepspeed-0", precision="bf16-master"),
+            "whose masters cannot be saved; take deepspeed-1",
+        ),
+        (replace(ZERO, deepspeed=DeepSpeed(pipeline_engine=True)), "with DeepSpeed's PipelineEngine"),
+        (
             replace(ZERO, device="cuda", strategy="deepspeed-3", offload=Offload(optimizer="nvme")),
             "with offload to NVMe",
         ),
