@@ -25,7 +25,7 @@ help: ## what can be made
 $(INSTALLED): setup.cfg setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet torch==2.13.0 || $(PY) -m pip install --quiet 'torch>=2.6'
-	$(PY) -m pip install --quiet -e '.[train,dev]'
+	$(PY) -m pip install --quiet -e '.[train,hf,dev]'
 	@touch $@
 
 demo: $(INSTALLED) ## recommend a plan for a small GPT on this machine, train it on real text, compare

@@ -27,6 +27,7 @@ from memcalc.models import Block
 from memcalc.parallel import EMBEDDINGS, Replicated, Zero3, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Flight, Links, whole_batch
 from memcalc.plan import Plan
+from memcalc.recorder import granularity
 from memcalc.schedules import MIDDLE, passes, played
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import HEAD, Weight
@@ -37,10 +38,7 @@ from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
 from memcalc.vocab_parallel import gather_logits
 
-__all__ = ["CUDA_BLOCK", "fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
-
-# Allocations on CUDA are multiples of this (c10/cuda/CUDACachingAllocator.cpp, kMinBlockSize).
-CUDA_BLOCK = 512
+__all__ = ["fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
 
 # SoftmaxBackward0 and LogSoftmaxBackward0 of torch/include/torch/csrc/autograd/generated/Functions.h, read in the wheels
 # of 1.10.2, where they hold self_ and result_, and of 1.11.0, where they hold result_ (pytorch pull request 65242).
@@ -88,7 +86,7 @@ def play(plan: Plan, stage: Stage) -> Skeleton:
         assert isinstance(rehearsal.hooks, Zero3)
         step.hooks.modules.follow(rehearsal.hooks.modules.seen)
     step.run()
-    return step.tape.skeleton(CUDA_BLOCK if plan.device == "cuda" else 1)
+    return step.tape.skeleton(granularity(plan.device))
 
 
 class _Step:

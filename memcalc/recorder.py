@@ -11,12 +11,17 @@ from memcalc.errors import PlanError
 from memcalc.precision import DTYPE_BYTES
 from memcalc.timeline import CATEGORIES, LARGEST, MOMENTS, TOO_LARGE, Skeleton
 
-__all__ = ["PARKED_FROM", "Parked", "Recorder", "Storage"]
+__all__ = ["PARKED_FROM", "Parked", "Recorder", "Storage", "granularity"]
 
 # torchtune/training/_activation_offloading.py, min_offload_size.
 PARKED_FROM = 1024
 _CATEGORY = {name: index for index, name in enumerate(CATEGORIES)}
 _MOMENT = {name: index for index, name in enumerate(MOMENTS)}
+
+
+def granularity(device: str) -> int:
+    """Bytes of which every allocation is a multiple: kMinBlockSize of c10/cuda/CUDACachingAllocator.cpp on CUDA."""
+    return 512 if device == "cuda" else 1
 
 
 class Storage:

@@ -7,7 +7,7 @@ from memcalc.parallel.replicated import ROOT_UNIT
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.quantised import QUANTISED, SHARDED, stored
-from memcalc.recorder import Storage
+from memcalc.recorder import Storage, granularity
 from memcalc.sharding import flat_layout
 from memcalc.spec import Weight
 from memcalc.tape import Tape
@@ -52,7 +52,12 @@ class FlatShard(FlatUnits):
             ]
             for rank in range(self.shards)
         ]
-        self.own = max(held, key=lambda parts: (sum(count for _, count in parts), len(parts)))
+        itemsize, block = DTYPE_BYTES[self.dtype], granularity(plan.device)
+        # On CUDA a rank with more, smaller tensors may hold more than one with more elements.
+        self.own = max(
+            held,
+            key=lambda parts: (sum(-(-n * itemsize // block) for _, n in parts), sum(n for _, n in parts), len(parts)),
+        )
         self.unhooked = plan.reentrant
         """Nothing is fetched ahead in backward: under the reentrant checkpoint's no_grad no output has a hook that would
         need the unit again (_register_pre_backward_hooks), and a unit that is not needed is not prefetched."""
