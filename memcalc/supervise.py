@@ -54,7 +54,7 @@ def supervise(
     """Run ``command`` to its end, handing each line of its output to ``show``; returns its exit code.
 
     Its error output goes to the file ``errors``. SIGINT, SIGTERM and SIGHUP stop the run and raise Stopped:
-    first the same signal, then SIGKILL after ``grace_seconds`` or at the next signal. Whether this returns or raises,
+    first SIGTERM (SIGINT stays what it is), then SIGKILL after ``grace_seconds`` or at the next signal. Whether this returns or raises,
     no process of the run is left. Raises RunError when the command cannot be started.
     """
     token = uuid.uuid4().hex
@@ -75,8 +75,8 @@ def supervise(
             _follow(process, show)
             return process.wait()
         except BaseException as error:
-            told = error.signal if isinstance(error, Stopped) else signal.SIGTERM
-            _ask_to_stop(process, told, grace_seconds)
+            hasty = isinstance(error, Stopped) and error.signal is signal.SIGINT
+            _ask_to_stop(process, signal.SIGINT if hasty else signal.SIGTERM, grace_seconds)
             raise
         finally:
             _kill(process, token)
@@ -151,9 +151,9 @@ def _follow(process: subprocess.Popen[bytes], show: Callable[[str], None]) -> No
 
 
 def _ask_to_stop(process: subprocess.Popen[bytes], told: signal.Signals, grace_seconds: float) -> None:
-    """The signal that was received, to the command's group, then wait; a further signal ends the wait.
+    """A signal to the command's group, then wait; a further one ends the wait.
 
-    It is passed on as it is: after SIGTERM the ranks save, after SIGINT they do not.
+    After SIGTERM the ranks save what they did, after SIGINT they do not.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, told)
