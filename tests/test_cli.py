@@ -61,6 +61,14 @@ def test_a_billion_parameters_with_adam(run: Run) -> None:
     assert "t4" not in held.replace(",", "").split()
 
 
+def test_meters_of_the_cpu_are_not_called_by_those_of_a_gpu(run: Run) -> None:
+    words = ("estimate", "gpt2-tiny", "--format", "csv")
+    names = ("max_memory_allocated", "max_memory_reserved", "nvidia-smi")
+    assert all(name in run(*words).output for name in names)
+    cpu = run(*words, "--device", "cpu").output
+    assert "allocated (all tensors)" in cpu and not any(name in cpu for name in names)
+
+
 def test_a_fused_step_needs_no_temporary_list(run: Run) -> None:
     found = asked(run, "--params", "1e9", "--adam", "--optimizer-kind", "fused")
     assert found["allocated"]["peak_bytes"] == 16 * 10**9
