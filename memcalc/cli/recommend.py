@@ -247,11 +247,16 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
+    from memcalc.assumptions import limits
     from memcalc.recommend import TIE
     from memcalc.search import activations_known
 
     if not activations_known(found.search.base):
         yield "activations are not counted because no shape was given"
+    tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
+    for limit in dict.fromkeys(limit for plan in tried for limit in limits(plan)):
+        names = dict.fromkeys(plan.strategy for plan in tried if limit in limits(plan))
+        yield f"{', '.join(names)}: {limit}"
     if found.plans:
         yield (
             "peak is allocated memory; headroom is what is left at the high end of what the device may show; speed is "
