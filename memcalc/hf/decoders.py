@@ -70,6 +70,7 @@ DECODERS = [
     ModelType(
         name="llama",
         config="LlamaConfig",
+        blocks=("LlamaDecoderLayer",),
         heads=("LlamaForCausalLM",),
         keys={
             **sizes(4096, 32, 32, None, 11008, 32000, 2048),
@@ -88,6 +89,7 @@ DECODERS = [
     ModelType(
         name="mistral",
         config="MistralConfig",
+        blocks=("MistralDecoderLayer",),
         heads=("MistralForCausalLM",),
         keys={
             **sizes(4096, 32, 32, 8, 14336, 32000, 131072, kv_null=NEEDED),
@@ -104,6 +106,7 @@ DECODERS = [
     ModelType(
         name="qwen2",
         config="Qwen2Config",
+        blocks=("Qwen2DecoderLayer",),
         heads=("Qwen2ForCausalLM",),
         keys={
             **sizes(4096, 32, 32, 32, 22016, 151936, 32768),
@@ -118,6 +121,7 @@ DECODERS = [
     ModelType(
         name="qwen3",
         config="Qwen3Config",
+        blocks=("Qwen3DecoderLayer",),
         heads=("Qwen3ForCausalLM",),
         keys={
             **sizes(4096, 32, 32, 32, 22016, 151936, 32768),
@@ -135,6 +139,7 @@ DECODERS = [
     ModelType(
         name="gemma",
         config="GemmaConfig",
+        blocks=("GemmaDecoderLayer",),
         heads=("GemmaForCausalLM",),
         keys={
             **sizes(3072, 28, 16, 16, 24576, 256000, 8192, kv_null=NEEDED),
@@ -150,6 +155,7 @@ DECODERS = [
     ModelType(
         name="gemma2",
         config="Gemma2Config",
+        blocks=("Gemma2DecoderLayer",),
         heads=("Gemma2ForCausalLM",),
         keys={
             **sizes(2304, 26, 8, 4, 9216, 256000, 8192, kv_null=NEEDED),
@@ -168,6 +174,7 @@ DECODERS = [
     ModelType(
         name="gemma3_text",
         config="Gemma3TextConfig",
+        blocks=("Gemma3DecoderLayer",),
         heads=("Gemma3ForCausalLM",),
         keys={
             **sizes(2304, 26, 8, 4, 9216, 262208, 131072, kv_null=NEEDED),
@@ -186,6 +193,7 @@ DECODERS = [
     ModelType(
         name="phi",
         config="PhiConfig",
+        blocks=("PhiDecoderLayer",),
         heads=("PhiForCausalLM",),
         keys={
             **sizes(2048, 24, 32, None, 8192, 51200, 2048),
@@ -203,6 +211,7 @@ DECODERS = [
         # As the first files of microsoft/phi-1_5 and phi-2 had it, whose own configuration_phi.py took GPT's names.
         name="phi-msft",
         config="PhiConfig",
+        blocks=("PhiDecoderLayer",),
         heads=("PhiForCausalLM",),
         keys={
             "hidden": count("n_embd", 1024),
@@ -223,6 +232,7 @@ DECODERS = [
     ModelType(
         name="phi3",
         config="Phi3Config",
+        blocks=("Phi3DecoderLayer",),
         heads=("Phi3ForCausalLM",),
         keys={
             **sizes(3072, 32, 32, None, 8192, 32064, 4096),
