@@ -181,8 +181,14 @@ class _Shown:
         if self.ledger.plan.device == "cuda":
             ours, theirs = self.ledger, self.rehearsal
             seen = (run.reserved_peak, run.device_peak) if run else (None, None)
-            yield row("reserved", "likeliest", ours.reserved.point, theirs.reserved.point, seen[0])
-            yield row("device", "high end", ours.device.high, theirs.device.high, seen[1])
+            yield row(
+                "reserved",
+                "likeliest",
+                ours.reserved.point,
+                theirs.reserved.point if theirs.reserved else None,
+                seen[0],
+            )
+            yield row("device", "high end", ours.device.high, theirs.device.high if theirs.device else None, seen[1])
 
     def text(self, format: str) -> str:
         cells, before = [], ""

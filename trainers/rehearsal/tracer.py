@@ -201,7 +201,10 @@ class Tracer(private.Mode):
                 key = window.step, window.moment
                 peaks[key] = max(peaks.get(key, 0), window.peak)
         begin = next(window.first for window in windows if window.step == steady[0])
-        buckets = history.identify(self.now, dict.fromkeys(self.buckets, "communication"))
+        # Those that DDP replaced in this step, when it rebuilt its buckets, among them; a number is never used again.
+        buckets = {
+            row: "communication" for row, number in enumerate(history.address.tolist()) if number in self.buckets
+        }
         return summary(
             self, rank, peaks,
             init_peak=int(history.live[:begin].max(initial=0)),
