@@ -22,7 +22,7 @@ from trainers.history import Boundary, Event, History
 from trainers.meters import Sizes, steady_steps, summary
 from trainers.rehearsal import private
 from trainers.rehearsal.cuda import as_cuda_makes
-from trainers.rehearsal.kernels import workspace
+from trainers.rehearsal.kernels import with_reserve, workspace
 
 __all__ = ["Tracer"]
 
@@ -106,8 +106,7 @@ class Tracer(private.Mode):
             self.finite.add(id(args[1].untyped_storage()))
         with self.fake:
             found = func(*args, **kwargs)
-            if self.device == "cuda":
-                found = as_cuda_makes(name, found)
+            found = as_cuda_makes(name, found) if self.device == "cuda" else with_reserve(name, args, found)
         if self.device == "cuda" and name == "aten::lift_fresh":
             return found  # a number made by torch.tensor stays on the host
         scratch = self.take(workspace(name, self.device, args), f"{name} workspace")
