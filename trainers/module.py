@@ -52,6 +52,11 @@ def describe(factory: str, *, sample: str, wrap: str, shape: tuple[int, ...], to
             f"no blocks were found (no _no_split_modules, no nn.ModuleList), so that all is one unit; --wrap CLASS names "
             f"them: {', '.join(many)}"
         )
+    if any(isinstance(part, nn.LSTM) for part in module.modules()):
+        notes.append(
+            "nn.LSTM: on the CPU oneDNN takes scratch memory that is not counted; on CUDA cuDNN alone says what it keeps, "
+            "here it is every gate"
+        )
     weights = tuple(_weight(name, parameter, units) for name, parameter in module.named_parameters())
     if not any(weight.trainable for weight in weights):
         raise InputError(f"{factory} has no weight that is trained ({len(weights)} are frozen)")

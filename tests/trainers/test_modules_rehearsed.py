@@ -150,6 +150,7 @@ def test_an_lstm_keeps_what_its_kernel_on_the_cpu_keeps() -> None:
     with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
         Sequences()(torch.zeros(4, 100, 16)).sum()
     plan = planned("Sequences", shape=(100, 16), device="cpu")
+    assert any("scratch memory that is not counted" in note for note in plan.model.notes)
     step, on_cuda = (rehearse(dataclasses.replace(plan, device=device)).timeline for device in ("cpu", "cuda"))
     assert step is not None and on_cuda is not None
     sizes = [
