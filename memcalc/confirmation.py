@@ -37,7 +37,7 @@ def confirmations(found: Recommendation, run: Callable[[Plan], Rehearsal] = rehe
         before = rehearsal.measurement.init_peak if rehearsal.measurement else 0
         peak = max(rehearsal.peak.bytes, before or 0)
         needed = needed_bytes(choice.plan, peak)
-        if choice.plan.device == "cuda":
+        if choice.plan.device == "cuda" and rehearsal.device:
             needed = max(needed, rehearsal.device.high)
         one = Confirmation(
             choice=choice, rehearsal=rehearsal, peak=peak, needed=needed, limit=found.search.limit(choice.plan)

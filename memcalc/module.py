@@ -79,8 +79,15 @@ def confirm_code(plan: Plan, named: str | None, command: str) -> None:
         raise InputError(
             f"--module {named}: the plan is of {plan.model.name}, which runs no code of yours; leave it out"
         )
-    if factory and named is not None and check_name(named) != factory:
+    if factory and named is not None and check_name(named) not in (factory, _as_file(factory)):
         raise InputError(f"--module {named} is not what the plan runs, which is {factory}")
+
+
+def _as_file(factory: str) -> str:
+    """The name of a factory by its file, where a module of that name lies in the folder it is started in."""
+    module, _, name = factory.partition(":")
+    path = Path(*module.split(".")).with_suffix(".py").absolute() if "/" not in module else Path()
+    return f"{path}:{name}" if path.is_file() else factory
 
 
 @cache

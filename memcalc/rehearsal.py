@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from memcalc.errors import RunError, shorten
+from memcalc.errors import InputError, RunError, shorten
 from memcalc.estimate import GUESSED, verdict, with_workspaces
 from memcalc.launch import environment, require_torch
 from memcalc.ledger import fullest, ledger
@@ -46,8 +46,9 @@ class Rehearsal:
     rank: int
     timeline: Timeline
     peak: Peak
-    reserved: Range
-    device: Range
+    reserved: Range | None
+    """None, as ``device``, where the caching allocator's replay of the timeline fails; a remark says why."""
+    device: Range | None
     verdict: str
     source: str
     """``rehearsal``, or ``ledger`` where the plan cannot be rehearsed."""
@@ -130,8 +131,12 @@ def _found(
     *,
     sure: bool = False,
 ) -> Rehearsal:
-    reserved = reserved_range(plan, timeline)
-    device = device_range(plan, reserved, plan.gpu_row)
+    reserved = device = None
+    try:
+        reserved = reserved_range(plan, timeline)
+        device = device_range(plan, reserved, plan.gpu_row)
+    except InputError as error:  # what is allocated is known all the same
+        remarks = (*remarks, f"reserved and device are left out: the rehearsed step cannot be replayed ({error})")
     return Rehearsal(
         plan=plan,
         rank=rank,
@@ -139,7 +144,7 @@ def _found(
         peak=timeline.steady(),
         reserved=reserved,
         device=device,
-        verdict=verdict(plan, device, plan.gpu_row, sure=sure),
+        verdict=verdict(plan, device, plan.gpu_row, sure=sure) if device else "unknown",
         source=source,
         remarks=remarks,
         measurement=measured,

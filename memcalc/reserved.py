@@ -7,7 +7,7 @@ segments behind, and then repeats the step.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from memcalc.allocator_options import AllocatorOptions
@@ -115,14 +115,17 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
 
     In step k the idents of the timeline are ``k * len(names)`` higher; those of the construction are as they are.
     What the timeline's step frees of the step before (a batch, under NO_SHARD gradients) the first has not got.
+    What it frees for good is of the construction, and the last step frees it.
     """
     lazy = plan.startup.resume == "none" and not plan.strategy_row.masters
     events, states, body = _parts(timeline, lazy)
     size = len(timeline.names)
+    made = {ident for ident, delta in body if delta > 0}
     inherited, first_gradients = _inheritance(timeline, body), _first_gradients(timeline, events, body)
     replaced = _replaced(timeline, body, set(inherited.values()))
     kept = set(first_gradients.values())
-    events = [event for event in events if event[0] not in kept]
+    gone = {ident for ident, delta in body if delta < 0} - made - inherited.keys()
+    events = [event for event in events if event[0] not in kept and event[0] not in inherited]
     moments = timeline.moment.tolist()[len(timeline.moment) - len(body) :]
     update = moments.index(_STEP) if _STEP in moments else len(body)
     before, after = delayed(plan, timeline.names, body[:update]), body[update:]
@@ -131,7 +134,7 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
         return [
             (first_gradients.get(ident, ident + size), delta)
             for ident, delta in part
-            if ident not in inherited and (delta > 0 or ident not in first_gradients)
+            if ident not in inherited and ident not in gone and (delta > 0 or ident not in first_gradients)
         ]
 
     events += [*first(before), *states, *first(after)]
@@ -140,7 +143,12 @@ def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:
         for part in (before, after):
             if replaced:
                 part = [each for event in part for each in _with_replaced(event, replaced, size)]
-            events += [(inherited.get(ident, ident + size) + start, delta) for ident, delta in part]
+            last = start == size * (steps - 1)
+            events += [
+                (ident if ident in gone else inherited.get(ident, ident + size) + start, delta)
+                for ident, delta in part
+                if last or ident not in gone
+            ]
     return events
 
 
@@ -156,11 +164,12 @@ def _parts(timeline: Timeline, lazy: bool) -> tuple[list[Event], list[Event], li
         timeline.category.tolist(),
         list(zip(timeline.ident.tolist(), timeline.delta.tolist(), strict=True)),
     )
-    inputs = [i for i, kind in enumerate(category) if kind == _INPUTS][:2]
+    counts = Counter(timeline.ident.tolist())
+    # A batch is freed, too; what a real run holds beside it is not.
+    inputs = [i for i, kind in enumerate(category) if kind == _INPUTS and counts[events[i][0]] > 1][:2]
     start = inputs[-1] + 1 if inputs else 0
     body = events[start:]
-    left = {ident for ident, delta in body if delta < 0} - {ident for ident, delta in body if delta > 0}
-    before = [(event, kind) for event, kind in zip(events[:start], category, strict=False) if event[0] not in left]
+    before = list(zip(events[:start], category, strict=False))
     if not lazy:
         return [event for event, _ in before], [], body
     construction = [event for event, kind in before if kind != _OPTIMIZER]
@@ -189,19 +198,22 @@ def _first_gradients(timeline: Timeline, construction: list[Event], body: list[E
 def _inheritance(timeline: Timeline, body: list[Event]) -> dict[int, int]:
     """What a step frees without having made it: the ident, and that of its like which the step before has left.
 
-    Its like has its name, and its size where several have. In a ledger there always is one; what a real step frees for
-    good, like the empty gradients of before, has none.
+    Its like has its name, and its size where several have; or, where DDP rebuilds its buckets, comes of the same
+    operation elsewhere. In a ledger there always is one; what a real step frees for good, like the empty gradients of
+    before, has none.
     """
     made = {ident: delta for ident, delta in body if delta > 0}
     freed = {ident: -delta for ident, delta in body if delta < 0}
-    left = defaultdict(list)
-    for ident in sorted(made.keys() - freed.keys()):
-        left[timeline.names[ident]].append(ident)
-    found = {}
-    for ident in sorted(freed.keys() - made.keys()):
-        if like := left[timeline.names[ident]]:
-            found[ident] = next((each for each in like if made[each] == freed[ident]), like[0])
-            like.remove(found[ident])
+    operations = [name.rpartition(" > ")[2] for name in timeline.names]
+    found: dict[int, int] = {}
+    for kinds in (timeline.names, operations):
+        left = defaultdict(list)
+        for ident in sorted(made.keys() - freed.keys() - set(found.values())):
+            left[kinds[ident]].append(ident)
+        for ident in sorted(freed.keys() - made.keys() - found.keys()):
+            if like := left[kinds[ident]]:
+                found[ident] = next((each for each in like if made[each] == freed[ident]), like[0])
+                like.remove(found[ident])
     return found
 
 

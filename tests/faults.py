@@ -918,6 +918,12 @@ FAULTS = [
         wrong="    held: list[tuple[str, int]] = []\n",
     ),
     Fault(
+        name="what a rehearsed step frees for good is freed in every step",
+        file="reserved.py",
+        right="                if last or ident not in gone\n",
+        wrong="",
+    ),
+    Fault(
         name="a module's weights get no gradients",
         file="models/module.py",
         right="wanted = node.wants(place)",

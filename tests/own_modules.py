@@ -184,3 +184,15 @@ def a_dict() -> dict[str, object]:
 
 made_already = nn.Linear(2, 2)
 number = 3
+
+
+class Sequences(nn.Module):
+    """Sequences of 16 numbers to scores, by two layers of an LSTM."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(16, 64, 2, batch_first=True)
+        self.leave = nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.lstm(x)[0][:, -1])

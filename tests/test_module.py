@@ -18,6 +18,7 @@ from memcalc.cli.report import summary
 from memcalc.errors import FileError, InputError, PlanError
 from memcalc.estimate import Rehearsed, estimate
 from memcalc.ledger import ledger
+from memcalc.measurement import RankMeasurement
 from memcalc.models import Model, Module, Weight
 from memcalc.module import by_transformers, check_name, confirm_code, describe, fullest_rank
 from memcalc.plan import Plan
@@ -167,6 +168,33 @@ def test_a_plan_s_code_runs_only_when_it_is_named(run: Run, tmp_path: Path) -> N
     assert "a module's code is run for them only when it is named" in said.output
     with pytest.raises(InputError, match="--module own:other is not what the plan runs, which is own:tiny"):
         confirm_code(PLAN, "own:other", "")
+    assert "it shall: memcalc rehearse plan.json --module own:tiny" in run("rehearse", "plan.json").output
+
+
+def test_the_file_of_a_plan_s_code_names_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="is not what the plan runs, which is own:tiny"):
+        confirm_code(PLAN, "own.py:tiny", "")
+    Path("own.py").touch()
+    confirm_code(PLAN, "own.py:tiny", "")
+    with pytest.raises(InputError, match="is not what the plan runs, which is own:tiny"):
+        confirm_code(PLAN, "own.py:other", "")
+
+
+def test_a_rehearsed_module_is_not_held_against_a_ledger_that_knows_half(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    PLAN.save(tmp_path / "plan.json")
+    step = ledger(PLAN)
+    found = RankMeasurement(
+        rank=0, instrument="a stub", moment="step", allocated_peak=step.peak().bytes, by_moment={}, parameters=0,
+        gradients=0, optimizer=0, init_peak=0, timeline=step,
+    )  # fmt: skip
+    monkeypatch.setattr("memcalc.rehearsal.rehearse_module", lambda plan, **words: (found, 0))
+    said = run("rehearse", "plan.json", "--module", "own:tiny")
+    assert said.exit_code == 0, said.output
+    assert "ledger off" not in said.output and "%" not in said.output
+    assert "the ledger is left out: it knows this model's states, not its activations" in said.output
 
 
 @pytest.mark.parametrize(

@@ -238,3 +238,23 @@ def test_the_rank_of_a_pipeline_is_one_of_its_fullest_stage() -> None:
     assert [stage_of_rank(plan, rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
     assert stage_of_rank(plan, usual_rank(plan)) == estimate(plan).stage
     assert usual_rank(TINY) == 0
+
+
+def test_where_only_the_replay_fails_what_is_allocated_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = dataclasses.replace(TINY, device="cuda")
+    measured = answer(plan)
+    assert measured.timeline is not None
+    step = measured.timeline
+    twice = dataclasses.replace(step, ident=np.where(step.delta > 0, 0, step.ident))
+    monkeypatch.setattr(
+        "memcalc.rehearsal.run_apart", lambda plan, **words: dataclasses.replace(measured, timeline=twice)
+    )
+    shown = CliRunner().invoke(
+        app, ["rehearse", "gpt2-tiny", "--seq-len", "32", "--micro-batch", "2"], catch_exceptions=False
+    )
+    assert shown.exit_code == 0, shown.output
+    assert (
+        "allocated" in shown.stdout and "reserved and device are left out: the rehearsed step cannot be" in shown.stdout
+    )
+    found = rehearse(plan)
+    assert found.reserved is None and found.device is None and found.verdict == "unknown"

@@ -6,6 +6,7 @@ import dataclasses
 import time
 from typing import cast
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 
@@ -17,6 +18,7 @@ from memcalc.plan import Plan
 from memcalc.replay import replay
 from memcalc.reserved import replayed, run
 from memcalc.streams import STREAMS, delayed, stream_of
+from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 from tests.allocations import DEFAULT, EXPANDABLE, MIB
 from tests.plans import plans
 
@@ -95,6 +97,30 @@ def test_kept_gradients_come_in_the_first_backward() -> None:
     assert not {ident for ident, delta in events if delta < 0 and ident < size} & {events[i][0] for i in kept}
     second = [timeline.names[ident - 2 * size] for ident, delta in events if ident >= 2 * size and delta > 0]
     assert sum(name.endswith(" gradient") for name in second) >= len(kept)
+
+
+def test_what_a_real_step_frees_for_good_was_there() -> None:
+    """In the second step DDP frees its buckets and makes them anew in another order; other steps do neither."""
+    plan = NAMED["ddp"]
+    names = ("weight", "empty", "empty", "odd", "batch", "batch", "batch", "batch", "DDP > empty")
+    before = [(0, 4), (1, 2), (2, 3), (3, 1), (4, 1), (5, 1)]
+    events = [*before, (6, 1), (7, 1), (4, -1), (5, -1), (1, -2), (2, -3), (3, -1), (8, 5)]
+    inputs, forward = CATEGORIES.index("inputs"), MOMENTS.index("forward")
+    timeline = Timeline(
+        names=names,
+        ident=np.array([ident for ident, _ in events]),
+        category=np.array([inputs if names[ident] == "batch" else 0 for ident, _ in events], np.int8),
+        moment=np.array([MOMENTS.index("start")] * 10 + [forward] * 4, np.int8),
+        delta=np.array([size * 512 for _, size in events]),
+    )
+    assert len(run(plan, timeline, 1)) == 6, "the weight, one bucket and the odd one, a batch, the new bucket"
+    for steps in (1, 2, 3):
+        live: dict[int, int] = {}
+        for ident, size in run(plan, timeline, steps):
+            assert (ident in live) == (size < 0), "freed is what is there, made what is not"
+            live[ident] = live.get(ident, 0) + size
+            live = {key: size for key, size in live.items() if size > 0}
+    assert replayed(plan, timeline).peak_allocated >= timeline.peak().bytes
 
 
 class _Fsdp1:

@@ -140,13 +140,16 @@ class History:
         return {int(i): addresses[int(self.address[i])] for i in alive if int(self.address[i]) in addresses}
 
     def timeline(self, step: int, known: Mapping[int, str]) -> Timeline:
-        """One step, with what was alive when it began first.
+        """One step, with what was alive when it began first: what it does not free, and then what it does.
 
         ``known`` tells the category of allocations; the others go by the moment they were made in.
         """
         windows = [window for window in self.windows() if window.step == step]
         begin = next(boundary.time for boundary in self.boundaries if boundary.step == step)
         alive = np.flatnonzero((self.born < begin) & (self.died >= begin))
+        end = max(window.end for window in windows)
+        freed = np.isin(alive, self.ident[min(window.first for window in windows) : end])
+        alive = np.concatenate([alive[~freed], alive[freed]])
         rows = np.concatenate([np.arange(window.first, window.end) for window in windows])
         moments = [window.moment for window in windows for _ in range(window.first, window.end)]
         idents = np.concatenate([alive, self.ident[rows]])

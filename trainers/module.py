@@ -27,7 +27,7 @@ from memcalc.models import Model, Module, Weight
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from trainers.blocks import candidates, group_of, unit_names
-from trainers.factories import CodeError, build_on_meta, retie, shared
+from trainers.factories import CodeError, build_for_real, build_on_meta, retie, shared
 from trainers.models.module import call as forward
 from trainers.models.module import loss_kind, own_loss, scores
 from trainers.module_batches import tensors, zeros
@@ -51,6 +51,11 @@ def describe(factory: str, *, sample: str, wrap: str, shape: tuple[int, ...], to
         notes.append(
             f"no blocks were found (no _no_split_modules, no nn.ModuleList), so that all is one unit; --wrap CLASS names "
             f"them: {', '.join(many)}"
+        )
+    if any(isinstance(part, nn.LSTM) for part in module.modules()):
+        notes.append(
+            "nn.LSTM: on the CPU oneDNN takes scratch memory that is not counted; on CUDA cuDNN alone says what it keeps, "
+            "here it is every gate"
         )
     weights = tuple(_weight(name, parameter, units) for name, parameter in module.named_parameters())
     if not any(weight.trainable for weight in weights):
@@ -108,6 +113,9 @@ def _probed(model: Model, module: nn.Module) -> Model:
     except Exception as error:
         traceback.print_exc()
         line = f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:160]}"
+        if isinstance(again := _tried(plan, module), type(error)):
+            text = str(again).strip().split("\n")[0][:160]
+            raise CodeError(f"forward of {own.factory} raised {type(again).__name__}: {text}") from None
         return replace(model, notes=(*model.notes, f"its forward pass cannot be followed by sizes alone ({line})"))
     if own.sample:
         held = sum(tensor.numel() for tensor in tensors(inputs) if tensor.ndim)
@@ -128,6 +136,24 @@ def _probed(model: Model, module: nn.Module) -> Model:
         notes=(*model.notes, f"the loss is {_WORDS[kind]}, because the module returns none"),
         module=replace(own, loss=kind),
     )
+
+
+def _tried(plan: Plan, module: nn.Module) -> Exception | None:
+    """What the module's forward pass raises on real numbers, too; None where it does not, or could not be tried."""
+    held = sum(part.numel() * part.element_size() for part in (*module.parameters(), *module.buffers()))
+    if held > os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2:
+        return None
+    try:
+        real, (inputs, _) = build_for_real(plan.model.module.factory, 0), zeros(plan, _PROBED, torch.device("cpu"))
+    except MemcalcError:  # said where it is built, if it matters
+        return None
+    try:
+        with torch.no_grad():
+            forward(real.train(), inputs)
+    except Exception as error:
+        traceback.print_exc()
+        return error
+    return None
 
 
 _WORDS = {

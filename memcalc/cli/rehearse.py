@@ -125,22 +125,22 @@ def _what(
         record = Measurement.load(run)
         if plan_file is not None and Plan.load(plan_file) != record.plan:
             raise InputError(f"{run} ran another plan than {plan_file}; leave one of them out")
-        _confirm(record.plan, words)
+        _confirm(record.plan, words, f"--run {run}")
         return record.plan, (record, max(record.ranks, key=lambda rank: (rank.allocated_peak, -rank.rank)))
     if plan_file is not None:
         plan = Plan.load(plan_file)
-        _confirm(plan, words)
+        _confirm(plan, words, str(plan_file))
         return plan, None
     plan = build_plan(words)
     check_effect(words, plan)
     return plan, None
 
 
-def _confirm(plan: Plan, words: dict[str, Any]) -> None:
+def _confirm(plan: Plan, words: dict[str, Any], said: str) -> None:
     """The code of a module that a file names runs only when the user names it, too."""
     from memcalc.module import confirm_code
 
-    confirm_code(plan, words.get("module"), "memcalc rehearse ...")
+    confirm_code(plan, words.get("module"), f"memcalc rehearse {said}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +157,17 @@ class _Shown:
 
     @property
     def names(self) -> list[str]:
-        """Who answers: where the ledger stands in for the rehearsal, it alone."""
-        return ["ledger"] if self.rehearsal.source == "ledger" else ["ledger", "rehearsal"]
+        """Who answers: where the ledger stands in for the rehearsal, it alone; where it knows half, the rehearsal alone."""
+        if self.rehearsal.source == "ledger":
+            return ["ledger"]
+        return ["ledger", "rehearsal"] if self.known else ["rehearsal"]
+
+    @property
+    def known(self) -> bool:
+        """Whether the ledger counts all that a step takes."""
+        from memcalc.assumptions import activations_known
+
+        return activations_known(self.ledger.plan)
 
     def rows(self) -> Iterator[tuple[object, ...]]:
         """Group, what, and bytes by each; None where one does not say."""
@@ -171,21 +180,28 @@ class _Shown:
         def row(
             group: str, what: str, ours: int | None, theirs: int | None, measured: int | None
         ) -> tuple[object, ...]:
-            return group, what, *(ours, theirs)[: len(self.names)], *[measured] * (run is not None)
+            answers = {"ledger": ours, "rehearsal": theirs}
+            return group, what, *(answers[name] for name in self.names), *[measured] * (run is not None)
 
         yield row("allocated", "peak", ledger.bytes, rehearsal.bytes, run.allocated_peak if run else None)
         for name, size in rehearsal.by_moment.items():
             yield row("in the moment", name, ledger.by_moment.get(name), size, run.by_moment.get(name) if run else None)
         for name, size in rehearsal.by_category.items():
-            if size or ledger.by_category[name]:
+            if size or (self.known and ledger.by_category[name]):
                 yield row(
                     "at the peak", name, ledger.by_category[name], size, top.get(name) if name in STATES else None
                 )
         if self.ledger.plan.device == "cuda":
             ours, theirs = self.ledger, self.rehearsal
             seen = (run.reserved_peak, run.device_peak) if run else (None, None)
-            yield row("reserved", "likeliest", ours.reserved.point, theirs.reserved.point, seen[0])
-            yield row("device", "high end", ours.device.high, theirs.device.high, seen[1])
+            yield row(
+                "reserved",
+                "likeliest",
+                ours.reserved.point,
+                theirs.reserved.point if theirs.reserved else None,
+                seen[0],
+            )
+            yield row("device", "high end", ours.device.high, theirs.device.high if theirs.device else None, seen[1])
 
     def text(self, format: str) -> str:
         cells, before = [], ""
@@ -196,8 +212,8 @@ class _Shown:
             before = str(group)
         head = self._title()
         title = f"**{head}**" if format == "markdown" else heading(head)
-        _, _, _, *others = self.columns()
-        heads = ["", "steady step", *self.columns()[2:], *(f"ledger off {name}" for name in others)]
+        _, _, first, *others = self.columns()
+        heads = ["", "steady step", *self.columns()[2:], *(f"{first} off {name}" for name in others)]
         table = render(cells, heads, format)
         mark = "- " if format == "markdown" else "  "
         return "\n\n".join([title, table, "\n".join(mark + printable(line) for line in self.remarks())])
@@ -217,10 +233,13 @@ class _Shown:
                 f"{format_both(found.measurement.init_peak or 0)}"
             )
         yield from found.remarks
+        if found.source == "rehearsal" and not self.known:
+            yield "the ledger is left out: it knows this model's states, not its activations"
         if self.run is not None:
             yield f"measured on rank {self.run[1].rank}, the fullest, by: {self.run[1].instrument}"
         if self.ledger.plan.gpu is not None:
-            yield f"on {self.ledger.plan.gpu}: ledger {self.ledger.verdict}, rehearsal {found.verdict}"
+            beside = f"ledger {self.ledger.verdict}, " * ("ledger" in self.names)
+            yield f"on {self.ledger.plan.gpu}: {beside}rehearsal {found.verdict}"
 
     def as_dict(self) -> dict[str, Any]:
         names = self.columns()[2:]

@@ -15,7 +15,7 @@ from memcalc.models import Model
 from memcalc.plan import Plan
 from trainers import data, module
 from trainers.blocks import unit_names
-from trainers.factories import build_for_real, find
+from trainers.factories import CodeError, build_for_real, find
 from trainers.models import build, materialise, units
 from trainers.module_batches import called_with, zeros
 
@@ -161,6 +161,11 @@ def test_names_that_lead_nowhere(name: str, message: str, monkeypatch: pytest.Mo
 def test_a_forward_pass_that_no_sizes_can_follow_is_said() -> None:
     note = described("Picking", shape=(12,)).notes[-1]
     assert note.startswith("its forward pass cannot be followed by sizes alone (") and "\n" not in note
+
+
+def test_a_forward_pass_that_fails_on_numbers_too_is_the_author_s_error() -> None:
+    with pytest.raises(CodeError, match=r"forward of .*own_modules.py:Stack raised RuntimeError: mat1 and mat2"):
+        described("Stack", shape=(5,))
 
 
 class Split(nn.Module):

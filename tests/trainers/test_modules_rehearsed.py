@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from memcalc.compare import exact
 from memcalc.measurement import RankMeasurement
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
+from tests.own_modules import Sequences
 from tests.trainers.runs import Job, run, some
 from tests.trainers.test_module_code import numel
 from trainers import module
@@ -135,3 +137,27 @@ def test_code_that_asks_for_numbers_is_noticed(name: str, asked: bool) -> None:
     tracer = Tracer(plan.device, STEPS - 1)
     rehearse(plan, tracer=tracer)
     assert (tracer.guessed > 0) == asked
+
+
+def test_an_lstm_keeps_what_its_kernel_on_the_cpu_keeps() -> None:
+    """oneDNN's layer keeps a workspace, of which the fake one says that it is empty; on CUDA there is another kernel."""
+    kept: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.extend([tensor.nbytes] * (tensor.dtype == torch.uint8))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        Sequences()(torch.zeros(4, 100, 16)).sum()
+    plan = planned("Sequences", shape=(100, 16), device="cpu")
+    assert any("scratch memory that is not counted" in note for note in plan.model.notes)
+    step, on_cuda = (rehearse(dataclasses.replace(plan, device=device)).timeline for device in ("cpu", "cuda"))
+    assert step is not None and on_cuda is not None
+    sizes = [
+        size for ident, size in zip(step.ident, step.delta, strict=True) if "mkldnn_rnn_layer" in step.names[ident]
+    ]
+    assert len(kept) == 2 and min(kept) > 4 * 100 * 64 * 4 * 4, "four gates"
+    assert [size for size in sizes if size in kept] == kept
+    assert not any("mkldnn" in name for name in on_cuda.names)
+    gates, activations = 2 * 4 * 100 * 4 * 64 * 4, on_cuda.category == CATEGORIES.index("activations")
+    assert on_cuda.delta[activations & (on_cuda.delta > 0)].sum() > gates

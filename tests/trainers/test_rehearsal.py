@@ -10,6 +10,11 @@ from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.ledger import ledger
 from memcalc.plan import Plan
+from memcalc.rehearsal import run_apart, unrehearsed
+from memcalc.reserved import replayed
+from memcalc.reserved import run as run_of
+from memcalc.strategies import STRATEGIES
+from memcalc.timeline import CATEGORIES
 from tests.trainers.rehearsed import SMALL, planned
 from tests.trainers.runs import Job, Result, plan, run, some
 from trainers.backends import prepare
@@ -154,3 +159,28 @@ def agree(plan: Plan) -> None:
     found, formulas = rehearse(plan), ledger(plan).steady()
     assert formulas.bytes == pytest.approx(found.allocated_peak, rel=1e-2)
     assert formulas.by_moment == pytest.approx(found.by_moment, rel=1e-2)
+
+
+REHEARSABLE = {
+    f"{row.name}{' with kept gradients' * (not kept)}": {"strategy": row.name, "set_to_none": kept}
+    for row in STRATEGIES.values()
+    for kept in (True, False)
+    if not (row.one_process or row.engine) and (kept or row.buckets)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REHEARSABLE)
+def test_what_a_rehearsed_step_for_gpus_frees_was_allocated(name: str) -> None:
+    """So that the caching allocator's replay comes out, whatever a step replaces: DDP rebuilds its buckets in the second."""
+    row = STRATEGIES[REHEARSABLE[name]["strategy"]]
+    fsdp = Fsdp(replicas=2) if row.replicates else Fsdp()
+    plan = planned("gpt2", device="cuda", ranks=2 if row.parallel else 1, fsdp=fsdp, **REHEARSABLE[name])
+    assert not unrehearsed(plan)
+    # Two meshes of groups of replicas do not go together in one process.
+    timeline = (run_apart if row.replicates else rehearse)(plan).timeline
+    assert timeline is not None
+    found, kept = replayed(plan, timeline), CATEGORIES.index("optimizer")
+    assert timeline.peak().bytes <= found.peak_allocated <= 1.01 * timeline.peak().bytes
+    states = {ident for ident, kind in zip(timeline.ident, timeline.category, strict=True) if kind == kept}
+    moved = [ident % len(timeline.names) for ident, size in run_of(plan, timeline) if size > 0]
+    assert states and all(moved.count(ident) == 1 for ident in states), "the optimizer's states are made once"

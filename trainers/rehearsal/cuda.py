@@ -7,6 +7,7 @@ Operations are replaced in torch's dispatcher, below everything a model can call
     layer_norm, group_norm  statistics in float32 also of 16-bit inputs (cuda/layer_norm_kernel.cu, toAccumulateType)
     attention               flash and memory-efficient kernels (transformers/attention.cpp, cuda/sdp_utils.cpp)
     autocast                CUDA's lists of operations, which are not the CPU's (aten/src/ATen/autocast_mode.h)
+    LSTM                    each token's gates are kept; cuDNN alone knows how it packs them (aten/src/ATen/native/cudnn/RNN.cpp)
     torch.tensor(number)    stays on the host, as the step counters of the optimizers do (torch/optim/adam.py)
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.backends import mkldnn
 from torch.backends.cuda import flash_sdp_enabled, mem_efficient_sdp_enabled
 from torch.library import Library, fallthrough_kernel
 
@@ -57,7 +59,8 @@ def cuda_kernels(*, fused_norm: bool = True) -> Iterator[None]:
             for name in LISTS:
                 library.impl(name, in_float32(name), "AutocastCPU")
             library.impl("cross_entropy_loss", fallthrough_kernel, "AutocastCPU")
-        yield
+        with mkldnn.flags(enabled=False):
+            yield
     finally:
         library._destroy()
 

@@ -8,21 +8,55 @@
     batch norm, CPU backward   one tensor as large as the input (aten/src/ATen/native/Normalization.cpp)
 
 Not among them, because their size hangs on the machine or on a choice made at run time: cuBLAS and cuDNN workspaces,
-NCCL's buffers, and scratch inside oneDNN's products of 16-bit numbers.
+NCCL's buffers, and scratch inside oneDNN's LSTM layers and its products of 16-bit numbers.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
-__all__ = ["workspace"]
+from trainers.rehearsal.private import no_modes
+
+__all__ = ["with_reserve", "workspace"]
 
 
 _ONEDNN_CHANNELS = 4
+
+
+def with_reserve(name: str, args: Any, found: Any) -> Any:
+    """The outputs of an operation on the CPU, with what oneDNN keeps of a training LSTM layer for its backward.
+
+    The fake layer says that it is empty (torch/_meta_registrations.py, mkldnn_rnn_layer). How large it is oneDNN alone
+    says (aten/src/ATen/native/mkldnn/RNN.cpp, workspace_desc), so that one layer of these sizes really runs.
+    """
+    if name != "aten::mkldnn_rnn_layer" or not args[-1]:  # not a training one
+        return found
+    sizes = tuple((tuple(part.shape), part.dtype) if isinstance(part, Tensor) else _plain(part) for part in args)
+    with no_modes():
+        kept = _reserve(sizes)
+    return *found[:3], found[3].new_empty(kept, dtype=torch.uint8)
+
+
+def _plain(part: Any) -> Any:
+    return ("list", *part) if isinstance(part, list) else part
+
+
+@cache
+def _reserve(sizes: tuple[Any, ...]) -> int:
+    def real(part: Any) -> Any:
+        if not isinstance(part, tuple):
+            return part
+        return list(part[1:]) if part[0] == "list" else torch.zeros(part[0], dtype=part[1])
+
+    with torch.enable_grad():
+        kept = torch.ops.aten.mkldnn_rnn_layer(*map(real, sizes))[3]
+    return 0 if kept is None else int(kept.nbytes)
 
 
 def workspace(name: str, device: str, args: Any) -> int:

@@ -22,7 +22,7 @@ from trainers.history import Boundary, Event, History
 from trainers.meters import Sizes, steady_steps, summary
 from trainers.rehearsal import private
 from trainers.rehearsal.cuda import as_cuda_makes
-from trainers.rehearsal.kernels import workspace
+from trainers.rehearsal.kernels import with_reserve, workspace
 
 __all__ = ["Tracer"]
 
@@ -106,8 +106,7 @@ class Tracer(private.Mode):
             self.finite.add(id(args[1].untyped_storage()))
         with self.fake:
             found = func(*args, **kwargs)
-            if self.device == "cuda":
-                found = as_cuda_makes(name, found)
+            found = as_cuda_makes(name, found) if self.device == "cuda" else with_reserve(name, args, found)
         if self.device == "cuda" and name == "aten::lift_fresh":
             return found  # a number made by torch.tensor stays on the host
         scratch = self.take(workspace(name, self.device, args), f"{name} workspace")
@@ -201,7 +200,10 @@ class Tracer(private.Mode):
                 key = window.step, window.moment
                 peaks[key] = max(peaks.get(key, 0), window.peak)
         begin = next(window.first for window in windows if window.step == steady[0])
-        buckets = history.identify(self.now, dict.fromkeys(self.buckets, "communication"))
+        # Those that DDP replaced in this step, when it rebuilt its buckets, among them; a number is never used again.
+        buckets = {
+            row: "communication" for row, number in enumerate(history.address.tolist()) if number in self.buckets
+        }
         return summary(
             self, rank, peaks,
             init_peak=int(history.live[:begin].max(initial=0)),
