@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -20,12 +19,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import FileError, InputError, shorten
+from memcalc.errors import FileError, InputError
 from memcalc.files import read_json
 from memcalc.hf.reading import UnknownModelType
 from memcalc.launch import environment, require_torch
 from memcalc.measurement import RankMeasurement
 from memcalc.models import Model
+from memcalc.named_code import check_name
 from memcalc.plan import Plan
 from memcalc.records import build
 from memcalc.sharding import fullest, greedy_partition
@@ -34,8 +34,6 @@ from memcalc.supervise import die_with_parent
 __all__ = [
     "TIMEOUT_SECONDS",
     "by_transformers",
-    "check_name",
-    "confirm_code",
     "describe",
     "fullest_rank",
     "rehearse",
@@ -47,40 +45,6 @@ TIMEOUT_SECONDS = 120
 
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _LONGEST = 2**24
-_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.json")
-_ABSOLUTE = re.compile(r"(.+\.(?:py|json))(:.*)?")
-
-
-def check_name(text: str, option: str = "--module") -> str:
-    """A factory's name with an absolute path where it is one of a file. Raises InputError.
-
-    >>> check_name("package.models:tiny")
-    'package.models:tiny'
-    """
-    if not _NAME.fullmatch(text) or "\0" in text:
-        raise InputError(
-            f"{option} {shorten(text)} cannot be read; write it like package.file:name or path/file.py:name"
-        )
-    found = _ABSOLUTE.fullmatch(text)
-    return f"{Path(found[1]).absolute()}{found[2] or ''}" if found else text
-
-
-def confirm_code(plan: Plan, named: str | None, command: str) -> None:
-    """Raises InputError unless the user has named the code that the plan would run, or it would run none.
-
-    A plan is a file, which may come from anywhere; whoever runs the code in it says so.
-    """
-    factory = plan.model.module.factory
-    if factory.endswith(".json") and named is None:  # that is code of transformers
-        return
-    if factory and named is None:
-        raise InputError(f"the plan runs the code of {factory}; say that it shall: {command} --module {factory}")
-    if not factory and named is not None:
-        raise InputError(
-            f"--module {named}: the plan is of {plan.model.name}, which runs no code of yours; leave it out"
-        )
-    if factory and named is not None and check_name(named) != factory:
-        raise InputError(f"--module {named} is not what the plan runs, which is {factory}")
 
 
 @cache

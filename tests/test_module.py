@@ -19,7 +19,8 @@ from memcalc.errors import FileError, InputError, PlanError
 from memcalc.estimate import Rehearsed, estimate
 from memcalc.ledger import ledger
 from memcalc.models import Model, Module, Weight
-from memcalc.module import by_transformers, check_name, confirm_code, describe, fullest_rank
+from memcalc.module import by_transformers, describe, fullest_rank
+from memcalc.named_code import check_name, confirm_code
 from memcalc.plan import Plan
 from memcalc.recommend import next_plan
 from memcalc.search import search
@@ -166,7 +167,7 @@ def test_a_plan_s_code_runs_only_when_it_is_named(run: Run, tmp_path: Path) -> N
     assert said.exit_code == 0
     assert "a module's code is run for them only when it is named" in said.output
     with pytest.raises(InputError, match="--module own:other is not what the plan runs, which is own:tiny"):
-        confirm_code(PLAN, "own:other", "")
+        confirm_code(PLAN, "own:other", None, "")
 
 
 @pytest.mark.parametrize(
