@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from memcalc.assumptions import GROWN, GUESSED
 from memcalc.errors import FileError, InputError
 from memcalc.files import read_json
 from memcalc.hf.reading import UnknownModelType
@@ -105,11 +106,11 @@ def fullest_rank(plan: Plan) -> int:
 
 def rehearse(
     plan: Plan, *, rank: int | None = None, device: str = "fake", timeout: float = TIMEOUT_SECONDS
-) -> tuple[RankMeasurement, int]:
+) -> tuple[RankMeasurement, tuple[str, ...]]:
     """The second step of the plan's module on one rank, the fullest if none is named, by its own code on tensors without values, in a child.
 
-    The number is how often the code asked for the value of a tensor in its forward pass and was given a 1. Raises
-    InputError in one line where it cannot be rehearsed.
+    With it come sentences on why a run may take more: the code asked for values of tensors and was given a 1, or keeps
+    more with every step. Raises InputError in one line where it cannot be rehearsed.
     """
     rank = fullest_rank(plan) if rank is None else rank
     with tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
@@ -121,7 +122,10 @@ def rehearse(
             what=plan.model.name,
             timeout=timeout,
         )
-    return RankMeasurement.from_json(found["measurement"], "rehearsal"), int(found["guessed"])
+    said = ((GUESSED, int(found["guessed"])), (GROWN, int(found["grown"])))
+    return RankMeasurement.from_json(found["measurement"], "rehearsal"), tuple(
+        sentence.format(number) for sentence, number in said if number > 0
+    )
 
 
 def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -> Any:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memcalc.errors import RunError, shorten
-from memcalc.estimate import GUESSED, verdict, with_workspaces
+from memcalc.estimate import verdict, with_workspaces
 from memcalc.launch import environment, require_torch
 from memcalc.ledger import fullest, ledger
 from memcalc.measurement import RankMeasurement
@@ -102,10 +102,10 @@ def rehearse(
             raise RunError(f"this plan cannot be rehearsed: {why}")
         remark = f"not rehearsed, because {why}: all figures are the ledger's"
         return _found(plan, rank, ledger(plan, stage_of_rank(plan, rank)), "ledger", (remark,), None, started)
-    guessed, remarks = 0, list[str]()
+    doubts, remarks = tuple[str, ...](), list[str]()
     if plan.model.module.factory:
-        measured, guessed = rehearse_module(plan, rank=rank, device=device, timeout=timeout)
-        remarks += [GUESSED.format(guessed)] * bool(guessed)
+        measured, doubts = rehearse_module(plan, rank=rank, device=device, timeout=timeout)
+        remarks += doubts
     else:
         measured = run_apart(plan, rank=rank, device=device, timeout=timeout)
     assert measured.timeline is not None, "a rehearsal keeps its timeline"
@@ -116,7 +116,7 @@ def rehearse(
         remarks.append(
             f"cuBLAS workspaces, {size:,} B, are the ledger's: no kernel runs in a rehearsal on fake tensors"
         )
-    return _found(plan, rank, timeline, "rehearsal", tuple(remarks), measured, started, sure=not guessed)
+    return _found(plan, rank, timeline, "rehearsal", tuple(remarks), measured, started, sure=not doubts)
 
 
 def _found(

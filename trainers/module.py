@@ -144,7 +144,7 @@ def rehearsed(path: Path, rank: int, device: str) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of what torch's own code does with tensors that have no values
         found = rehearse(plan, rank=rank, device=device, tracer=tracer)
-    return {"measurement": found.to_json(), "guessed": tracer.guessed}
+    return {"measurement": found.to_json(), "guessed": tracer.guessed, "grown": tracer.grown}
 
 
 @click.command()

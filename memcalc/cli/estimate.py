@@ -126,7 +126,7 @@ def _needs_no_name(plan: Plan) -> bool:
 
 def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsed | None:
     """A rehearsal of the plan's module, whose code was named; None where it was not."""
-    from memcalc.estimate import GUESSED, REHEARSED, Rehearsed
+    from memcalc.estimate import REHEARSED, Rehearsed
     from memcalc.module import TIMEOUT_SECONDS, rehearse
 
     if words.get("module") is None and not _needs_no_name(plan):
@@ -134,8 +134,7 @@ def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsed | None:
     if not plan.micro_batch:
         return Rehearsed(timeline=None)
     try:
-        measured, guessed = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
+        measured, doubts = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
     except InputError as error:
         return Rehearsed(timeline=None, remarks=(f"activations are not counted: it cannot be rehearsed ({error})",))
-    remarks = (REHEARSED, GUESSED.format(guessed)) if guessed else (REHEARSED,)
-    return Rehearsed(timeline=measured.timeline, remarks=remarks, sure=not guessed)
+    return Rehearsed(timeline=measured.timeline, remarks=(REHEARSED, *doubts), sure=not doubts)

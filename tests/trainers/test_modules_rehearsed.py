@@ -129,9 +129,35 @@ def test_a_type_that_only_transformers_knows_is_its_module_on_the_file(tmp_path:
     assert found.allocated_peak > found.parameters + found.optimizer
 
 
-@pytest.mark.parametrize(("name", "asked"), [("Stack", False), ("Branching", True)])
+@pytest.mark.parametrize(("name", "asked"), [("Stack", False), ("Branching", True), ("BranchingBack", True)])
 def test_code_that_asks_for_numbers_is_noticed(name: str, asked: bool) -> None:
     plan = planned(name, shape=(12,))
     tracer = Tracer(plan.device, STEPS - 1)
     rehearse(plan, tracer=tracer)
     assert (tracer.guessed > 0) == asked
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "amp-fp16"},
+        {"precision": "amp-bf16", "accumulation": 2},
+        {"strategy": "ddp", "ranks": 2},
+        {"strategy": "zero-1", "ranks": 2},
+        {"strategy": "fsdp-full-shard", "ranks": 2, "checkpoint_every": 1},
+        {"device": "cpu"},
+    ],
+)
+def test_nothing_is_asked_for_or_kept_by_what_surrounds_a_module(fields: dict[str, Any]) -> None:
+    plan = planned("Stack", shape=(12,), **fields)
+    tracer = Tracer(plan.device, STEPS - 1)
+    rehearse(plan, tracer=tracer)
+    assert (tracer.guessed, tracer.grown) == (0, 0)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_what_a_module_keeps_of_every_call_is_counted(accumulation: int) -> None:
+    plan = planned("Keeping", shape=(12,), device="cpu", accumulation=accumulation)
+    tracer = Tracer(plan.device, STEPS - 1)
+    rehearse(plan, tracer=tracer)
+    assert tracer.grown == 4000 * accumulation

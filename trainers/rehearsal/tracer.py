@@ -36,6 +36,8 @@ _SAME = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autogr
 """What gives back its input, of which fake tensors make a copy."""
 _ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
 """By FSDP 2's regions: the endings by which memcalc/streams.py knows on which stream something is made."""
+_PASSES = ("forward", "loss", "backward")
+"""Moments in which code of the model runs; in a step the optimizer's asks for its own numbers."""
 _ENTER, _LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
 
@@ -56,7 +58,9 @@ class Tracer(private.Mode):
         self.sizes = Sizes(torch.device("cpu"), self.where)
         self.finite: set[int] = set()
         self.guessed = 0
-        """How often a forward pass asked for the value of a tensor, of which there is none."""
+        """How often a pass, forward or back, asked for the value of a tensor, of which there is none."""
+        self.grown = 0
+        """Bytes that the last step left behind, beyond what was there when it began."""
         self.rebuilding = False
         self.buckets: set[int] = set()
 
@@ -124,7 +128,7 @@ class Tracer(private.Mode):
         if not private.is_fake(tensor):
             with private.no_modes():
                 return tensor.item()
-        self.guessed += bool(self.boundaries) and self.boundaries[-1].moment in ("forward", "loss")
+        self.guessed += bool(self.boundaries) and self.boundaries[-1].moment in _PASSES
         value = 0 if id(tensor.untyped_storage()) in self.finite else 1
         return float(value) if tensor.is_floating_point() else value
 
@@ -192,6 +196,8 @@ class Tracer(private.Mode):
         """The last step is over."""
         self.sizes.step_done(prepared)
         self.mark(_OUTSIDE, "init")
+        began = next(mark.time for mark in self.boundaries if mark.step == self.last_step)
+        self.grown = sum(event.bytes for event in self.events if event.time > began)
         history = History(self.events, self.boundaries)
         windows = history.windows()
         steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
