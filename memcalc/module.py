@@ -30,7 +30,7 @@ from memcalc.named_code import check_name
 from memcalc.plan import Plan
 from memcalc.records import build
 from memcalc.sharding import fullest, greedy_partition
-from memcalc.supervise import die_with_parent
+from memcalc.supervise import started, stop_signals
 
 __all__ = [
     "TIMEOUT_SECONDS",
@@ -67,7 +67,8 @@ def describe(
     words = ["--factory", check_name(factory), "--wrap", wrap, "--shape", json.dumps(shape), "--tokens", str(tokens)]
     if sample:
         words += ["--sample", check_name(sample, "--sample")]
-    found = run_child("trainers.module", words, what=factory, timeout=timeout)
+    with stop_signals():
+        found = run_child("trainers.module", words, what=factory, timeout=timeout)
     model = build(Model, found, f"module {factory}")
     assert isinstance(model, Model)
     return model
@@ -113,7 +114,7 @@ def rehearse(
     more with every step. Raises InputError in one line where it cannot be rehearsed.
     """
     rank = fullest_rank(plan) if rank is None else rank
-    with tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
+    with stop_signals(), tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
         path = Path(folder) / "plan.json"
         plan.save(path)
         found = run_child(
@@ -138,24 +139,14 @@ def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -
     result, log = folder / "result.json", folder / "log.txt"
     keep = False
     try:
-        with log.open("wb") as file:
-            child = subprocess.Popen(
-                [sys.executable, "-m", module, *words, "--result", str(result)],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment(os.environ),
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-            try:
-                code: int | None = child.wait(timeout)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        command = [sys.executable, "-m", module, *words, "--result", str(result)]
+        code: int | None = None
+        with (
+            log.open("wb") as file,
+            started(command, environment=environment(os.environ), stdout=file, stderr=subprocess.STDOUT) as child,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
+            code = child.wait(timeout)
         if result.exists():
             found = read_json(result, str(result))
             if isinstance(found, dict) and "error" not in found:

@@ -214,3 +214,12 @@ def a_dict() -> dict[str, object]:
 
 made_already = nn.Linear(2, 2)
 number = 3
+
+
+def detaches() -> nn.Module:
+    """Leaves a process out of reach of signals to its group."""
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    return Stack()

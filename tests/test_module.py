@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -19,7 +17,7 @@ from memcalc.errors import FileError, InputError, PlanError
 from memcalc.estimate import Rehearsed, estimate
 from memcalc.ledger import ledger
 from memcalc.models import Model, Module, Weight
-from memcalc.module import by_transformers, describe, fullest_rank
+from memcalc.module import by_transformers, fullest_rank
 from memcalc.named_code import check_name, confirm_code
 from memcalc.plan import Plan
 from memcalc.recommend import next_plan
@@ -227,45 +225,3 @@ def test_after_running_out_of_memory_no_plan_is_made_up(tmp_path: Path) -> None:
 def test_recommend_says_what_to_do_with_a_module() -> None:
     with pytest.raises(PlanError, match="compare some with memcalc estimate --module"):
         search(dataclasses.replace(PLAN, gpu="t4"))
-
-
-torch = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("torch"), reason="torch is not installed")
-
-
-@torch
-def test_code_that_ends_its_process_or_never_returns_leaves_nothing_but_a_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(InputError, match=r"ended its process with exit code 7 instead of returning; see /.*log.txt$"):
-        describe(f"{OWN}:exits_at_once", shape=(12,))
-    started = time.monotonic()
-    with pytest.raises(InputError, match=r"did not return within 0.5 s; --module-timeout SECONDS gives it more; see /"):
-        describe(f"{OWN}:sleeps", shape=(12,), timeout=0.5)
-    assert time.monotonic() - started < 30
-    assert not any(f"{OWN}:sleeps" in line for line in _commands())
-    assert [path.name for path in tmp_path.glob("*/*")] == ["log.txt", "log.txt"]
-
-
-def _commands() -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            found.append((folder / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
-
-
-@torch
-def test_an_estimate_is_a_rehearsal_and_its_json_is_only_json(run: Run) -> None:
-    """What the code prints goes nowhere near it."""
-    said = run("estimate", "--module", f"{OWN}:noisy", "--input-shape", "12", "--batch-size", "4", "--gpu", "t4", "--format", "json")  # fmt: skip
-    assert said.exit_code == 0, said.output
-    found = json.loads(said.stdout)
-    assert found["verdict"] == "fits"
-    moments = found["allocated"]["by_moment"]
-    assert moments["backward"] > moments["loss"] > 0  # a ledger plays no loss of a module
-    assert any(line.startswith("rehearsed: ") for line in found["assumptions"])
-    assert found["plan"]["model"]["module"]["loss"] == "cross-entropy"
-    assert os.getcwd() not in found["plan"]["model"]["name"]
