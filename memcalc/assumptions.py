@@ -14,7 +14,7 @@ from memcalc.reserved import Range
 from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
-__all__ = ["GROWN", "GUESSED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled"]
+__all__ = ["GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled"]
 
 GUESSED = (
     "its code asks for the values of tensors ({} times), which a rehearsal has not: each was taken for 1, and what other "
@@ -23,6 +23,9 @@ GUESSED = (
 GROWN = (
     "its code keeps {:,} B more after the second step than before it: memory grows with every step, and what later steps "
     "take is not counted"
+)
+HOSTED = (
+    "{:,} B that its code makes on the CPU in two steps, and does not move, lie in the host's memory and are left out"
 )
 REHEARSED = "rehearsed: two steps of its own code, strategy and optimizer on tensors without values"
 

@@ -17,9 +17,9 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from memcalc.assumptions import GROWN, GUESSED
+from memcalc.assumptions import GROWN, GUESSED, HOSTED
 from memcalc.errors import FileError, InputError
 from memcalc.files import read_json
 from memcalc.hf.reading import UnknownModelType
@@ -34,6 +34,7 @@ from memcalc.supervise import started, stop_signals
 
 __all__ = [
     "TIMEOUT_SECONDS",
+    "Rehearsal",
     "by_transformers",
     "describe",
     "fullest_rank",
@@ -44,8 +45,20 @@ __all__ = [
 TIMEOUT_SECONDS = 120
 """How long the code of a module may take to build it, if nothing else is said."""
 
+_SAID = {"guessed": GUESSED, "grown": GROWN, "hosted": HOSTED}
+"""By what the child counts: the sentence that says it."""
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _LONGEST = 2**24
+
+
+class Rehearsal(NamedTuple):
+    """What a rehearsal of a module's own code gave."""
+
+    measurement: RankMeasurement
+    doubts: tuple[str, ...]
+    """Why a run may take more: its code asked for values of tensors and was given a 1, or keeps more with every step."""
+    remarks: tuple[str, ...]
+    """What else is to be known of the numbers."""
 
 
 @cache
@@ -107,11 +120,10 @@ def fullest_rank(plan: Plan) -> int:
 
 def rehearse(
     plan: Plan, *, rank: int | None = None, device: str = "fake", timeout: float = TIMEOUT_SECONDS
-) -> tuple[RankMeasurement, tuple[str, ...]]:
+) -> Rehearsal:
     """The second step of the plan's module on one rank, the fullest if none is named, by its own code on tensors without values, in a child.
 
-    With it come sentences on why a run may take more: the code asked for values of tensors and was given a 1, or keeps
-    more with every step. Raises InputError in one line where it cannot be rehearsed.
+    Raises InputError in one line where it cannot be rehearsed.
     """
     rank = fullest_rank(plan) if rank is None else rank
     with stop_signals(), tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
@@ -123,10 +135,10 @@ def rehearse(
             what=plan.model.name,
             timeout=timeout,
         )
-    said = ((GUESSED, int(found["guessed"])), (GROWN, int(found["grown"])))
-    return RankMeasurement.from_json(found["measurement"], "rehearsal"), tuple(
-        sentence.format(number) for sentence, number in said if number > 0
-    )
+    said = {sentence: int(found[name]) for name, sentence in _SAID.items()}
+    doubts = tuple(sentence.format(said[sentence]) for sentence in (GUESSED, GROWN) if said[sentence] > 0)
+    remarks = (HOSTED.format(said[HOSTED]),) if said[HOSTED] else ()
+    return Rehearsal(RankMeasurement.from_json(found["measurement"], "rehearsal"), doubts, remarks)
 
 
 def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -> Any:

@@ -103,8 +103,8 @@ def rehearse(
         return _found(plan, rank, ledger(plan, stage_of_rank(plan, rank)), "ledger", (remark,), None, started)
     doubts, remarks = tuple[str, ...](), list[str]()
     if plan.model.module.factory:
-        measured, doubts = rehearse_module(plan, rank=rank, device=device, timeout=timeout)
-        remarks += doubts
+        measured, doubts, said = rehearse_module(plan, rank=rank, device=device, timeout=timeout)
+        remarks += [*doubts, *said]
     else:
         measured = run_apart(plan, rank=rank, device=device, timeout=timeout)
     assert measured.timeline is not None, "a rehearsal keeps its timeline"

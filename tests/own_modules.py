@@ -66,6 +66,18 @@ class Keeping(Stack):
         return super().forward(x)
 
 
+class Hosting(Stack):
+    """Makes tensors on the host in each forward pass, and moves some."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = torch.zeros(10**6) + 1
+        said = torch.ones(10**6, device="cpu").exp()
+        moved = torch.zeros(1000).to(x.device).sum()
+        used, listed = torch.arange(len(x)), torch.tensor([0.5] * 3000).to(x.device)
+        kept = torch.zeros(500, device=x.device)
+        return super().forward(x[used]) + moved + kept.sum() + listed.mean() + 0 * float(len(left) + len(said))
+
+
 class Tied(nn.Module):
     """Tokens to scores: the head is the embedding, one layer is used four times, and the middle one is frozen."""
 

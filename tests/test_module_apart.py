@@ -103,3 +103,18 @@ def test_an_estimate_is_a_rehearsal_and_its_json_is_only_json() -> None:
     assert any(line.startswith("rehearsed: ") for line in found["assumptions"])
     assert found["plan"]["model"]["module"]["loss"] == "cross-entropy"
     assert os.getcwd() not in found["plan"]["model"]["name"]
+
+
+@pytest.mark.parametrize(
+    ("name", "verdict", "note"),
+    [
+        ("Keeping", "unknown", "memory grows with every step"),
+        ("Hosting", "fits", "32,000,000 B that its code makes on the CPU in two steps"),
+    ],
+)
+def test_what_a_rehearsal_cannot_promise_is_said(name: str, verdict: str, note: str) -> None:
+    words = ["--module", f"{OWN}:{name}", "--input-shape", "12", "--batch-size", "4", "--gpu", "t4", "--format", "json"]
+    said = CliRunner().invoke(app, ["estimate", *words])
+    found = json.loads(said.stdout)
+    assert found["verdict"] == verdict
+    assert any(note in line for line in found["assumptions"])

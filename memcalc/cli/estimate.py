@@ -134,7 +134,7 @@ def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsed | None:
     if not plan.micro_batch:
         return Rehearsed(timeline=None)
     try:
-        measured, doubts = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
+        measured, doubts, said = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
     except InputError as error:
         return Rehearsed(timeline=None, remarks=(f"activations are not counted: it cannot be rehearsed ({error})",))
-    return Rehearsed(timeline=measured.timeline, remarks=(REHEARSED, *doubts), sure=not doubts)
+    return Rehearsed(timeline=measured.timeline, remarks=(REHEARSED, *doubts, *said), sure=not doubts)

@@ -161,3 +161,18 @@ def test_what_a_module_keeps_of_every_call_is_counted(accumulation: int) -> None
     tracer = Tracer(plan.device, STEPS - 1)
     rehearse(plan, tracer=tracer)
     assert tracer.grown == 4000 * accumulation
+
+
+def test_what_a_module_makes_on_the_host_is_not_the_gpus() -> None:
+    """Unless it is moved there, or used with what is there."""
+    plan = planned("Hosting", shape=(12,))
+    tracer, plain = Tracer(plan.device, STEPS - 1), Tracer(plan.device, STEPS - 1)
+    with tracer.host:
+        found = rehearse(plan, tracer=tracer)
+    assert tracer.host_bytes == STEPS * 4 * 4 * 10**6
+    assert plain.host_bytes == 0
+    without = rehearse(dataclasses.replace(planned("Stack", shape=(12,))), tracer=plain)
+    assert 0 < found.by_moment["forward"] - without.by_moment["forward"] < 20_000
+    step = found.timeline
+    assert step is not None
+    assert {512 * -(-size // 512) for size in (12_000, 4000, 2000, 32)} <= set(step.delta.tolist())
