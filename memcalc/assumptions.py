@@ -14,11 +14,21 @@ from memcalc.reserved import Range
 from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
-__all__ = ["GUESSED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "limits", "undivided"]
+__all__ = [
+    "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "limits",
+    "undivided",
+]  # fmt: skip
 
 GUESSED = (
     "its code asks for the values of tensors ({} times), which a rehearsal has not: each was taken for 1, and what other "
     "values would take is not counted"
+)
+GROWN = (
+    "its code keeps {:,} B more after the second step than before it: memory grows with every step, and what later steps "
+    "take is not counted"
+)
+HOSTED = (
+    "{:,} B that its code makes on the CPU in two steps, and does not move, lie in the host's memory and are left out"
 )
 REHEARSED = "rehearsed: two steps of its own code, strategy and optimizer on tensors without values"
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memcalc.assumptions import GUESSED, REHEARSED, Rehearsed, activations_known, assumptions, undivided
+from memcalc.assumptions import REHEARSED, Rehearsed, activations_known, assumptions, undivided
 from memcalc.hardware import GPUS, Gpu
 from memcalc.host import host_tensors
 from memcalc.ledger import fullest, skeleton
@@ -27,7 +27,6 @@ from memcalc.reserved import Range, replayed, reserved_range
 from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Timeline
 
 __all__ = [
-    "GUESSED",
     "REHEARSED",
     "Estimate",
     "Rehearsed",

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from memcalc.errors import InputError, PlanError, RunError, shorten
 from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
+from memcalc.named_code import code_options
 from memcalc.plan import Plan
 from memcalc.run_folder import check_folder, check_space, held, newest_checkpoint, prepare
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
@@ -129,7 +130,7 @@ def _run(
 
 def torchrun(plan: Plan, training: Training, place: Place, out: Path) -> list[str]:
     """The call that starts this machine's ranks of a plan."""
-    words = [str(out / "plan.json"), str(out), *training.arguments()]
+    words = [str(out / "plan.json"), str(out), *training.arguments(), *code_options(plan)]
     if plan.nodes == 1:
         return command(plan.processes, TRAINERS, *words, restarts=place.restarts)
     meeting = [

@@ -9,7 +9,6 @@ import contextlib
 import importlib.util
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -18,24 +17,25 @@ import tempfile
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from memcalc.errors import FileError, InputError, shorten
+from memcalc.assumptions import GROWN, GUESSED, HOSTED
+from memcalc.errors import FileError, InputError
 from memcalc.files import read_json
 from memcalc.hf.reading import UnknownModelType
 from memcalc.launch import environment, require_torch
 from memcalc.measurement import RankMeasurement
 from memcalc.models import Model
+from memcalc.named_code import check_name
 from memcalc.plan import Plan
 from memcalc.records import build
 from memcalc.sharding import fullest, greedy_partition
-from memcalc.supervise import die_with_parent
+from memcalc.supervise import started, stop_signals
 
 __all__ = [
     "TIMEOUT_SECONDS",
+    "Rehearsal",
     "by_transformers",
-    "check_name",
-    "confirm_code",
     "describe",
     "fullest_rank",
     "rehearse",
@@ -45,49 +45,20 @@ __all__ = [
 TIMEOUT_SECONDS = 120
 """How long the code of a module may take to build it, if nothing else is said."""
 
+_SAID = {"guessed": GUESSED, "grown": GROWN, "hosted": HOSTED}
+"""By what the child counts: the sentence that says it."""
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 _LONGEST = 2**24
-_NAME = re.compile(r"(?:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.py):[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*|.+\.json")
-_ABSOLUTE = re.compile(r"(.+\.(?:py|json))(:.*)?")
 
 
-def check_name(text: str, option: str = "--module") -> str:
-    """A factory's name with an absolute path where it is one of a file. Raises InputError.
+class Rehearsal(NamedTuple):
+    """What a rehearsal of a module's own code gave."""
 
-    >>> check_name("package.models:tiny")
-    'package.models:tiny'
-    """
-    if not _NAME.fullmatch(text) or "\0" in text:
-        raise InputError(
-            f"{option} {shorten(text)} cannot be read; write it like package.file:name or path/file.py:name"
-        )
-    found = _ABSOLUTE.fullmatch(text)
-    return f"{Path(found[1]).absolute()}{found[2] or ''}" if found else text
-
-
-def confirm_code(plan: Plan, named: str | None, command: str) -> None:
-    """Raises InputError unless the user has named the code that the plan would run, or it would run none.
-
-    A plan is a file, which may come from anywhere; whoever runs the code in it says so.
-    """
-    factory = plan.model.module.factory
-    if factory.endswith(".json") and named is None:  # that is code of transformers
-        return
-    if factory and named is None:
-        raise InputError(f"the plan runs the code of {factory}; say that it shall: {command} --module {factory}")
-    if not factory and named is not None:
-        raise InputError(
-            f"--module {named}: the plan is of {plan.model.name}, which runs no code of yours; leave it out"
-        )
-    if factory and named is not None and check_name(named) not in (factory, _as_file(factory)):
-        raise InputError(f"--module {named} is not what the plan runs, which is {factory}")
-
-
-def _as_file(factory: str) -> str:
-    """The name of a factory by its file, where a module of that name lies in the folder it is started in."""
-    module, _, name = factory.partition(":")
-    path = Path(*module.split(".")).with_suffix(".py").absolute() if "/" not in module else Path()
-    return f"{path}:{name}" if path.is_file() else factory
+    measurement: RankMeasurement
+    doubts: tuple[str, ...]
+    """Why a run may take more: its code asked for values of tensors and was given a 1, or keeps more with every step."""
+    remarks: tuple[str, ...]
+    """What else is to be known of the numbers."""
 
 
 @cache
@@ -109,7 +80,8 @@ def describe(
     words = ["--factory", check_name(factory), "--wrap", wrap, "--shape", json.dumps(shape), "--tokens", str(tokens)]
     if sample:
         words += ["--sample", check_name(sample, "--sample")]
-    found = run_child("trainers.module", words, what=factory, timeout=timeout)
+    with stop_signals():
+        found = run_child("trainers.module", words, what=factory, timeout=timeout)
     model = build(Model, found, f"module {factory}")
     assert isinstance(model, Model)
     return model
@@ -148,14 +120,13 @@ def fullest_rank(plan: Plan) -> int:
 
 def rehearse(
     plan: Plan, *, rank: int | None = None, device: str = "fake", timeout: float = TIMEOUT_SECONDS
-) -> tuple[RankMeasurement, int]:
+) -> Rehearsal:
     """The second step of the plan's module on one rank, the fullest if none is named, by its own code on tensors without values, in a child.
 
-    The number is how often the code asked for the value of a tensor in its forward pass and was given a 1. Raises
-    InputError in one line where it cannot be rehearsed.
+    Raises InputError in one line where it cannot be rehearsed.
     """
     rank = fullest_rank(plan) if rank is None else rank
-    with tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
+    with stop_signals(), tempfile.TemporaryDirectory(prefix="memcalc-plan-") as folder:
         path = Path(folder) / "plan.json"
         plan.save(path)
         found = run_child(
@@ -164,7 +135,10 @@ def rehearse(
             what=plan.model.name,
             timeout=timeout,
         )
-    return RankMeasurement.from_json(found["measurement"], "rehearsal"), int(found["guessed"])
+    said = {sentence: int(found[name]) for name, sentence in _SAID.items()}
+    doubts = tuple(sentence.format(said[sentence]) for sentence in (GUESSED, GROWN) if said[sentence] > 0)
+    remarks = (HOSTED.format(said[HOSTED]),) if said[HOSTED] else ()
+    return Rehearsal(RankMeasurement.from_json(found["measurement"], "rehearsal"), doubts, remarks)
 
 
 def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -> Any:
@@ -177,24 +151,14 @@ def run_child(module: str, words: Sequence[str], *, what: str, timeout: float) -
     result, log = folder / "result.json", folder / "log.txt"
     keep = False
     try:
-        with log.open("wb") as file:
-            child = subprocess.Popen(
-                [sys.executable, "-m", module, *words, "--result", str(result)],
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment(os.environ),
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-            try:
-                code: int | None = child.wait(timeout)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.wait()
+        command = [sys.executable, "-m", module, *words, "--result", str(result)]
+        code: int | None = None
+        with (
+            log.open("wb") as file,
+            started(command, environment=environment(os.environ), stdout=file, stderr=subprocess.STDOUT) as child,
+            contextlib.suppress(subprocess.TimeoutExpired),
+        ):
+            code = child.wait(timeout)
         if result.exists():
             found = read_json(result, str(result))
             if isinstance(found, dict) and "error" not in found:

@@ -6,7 +6,6 @@ Both give a Timeline; ``allocated`` comes from it, ``reserved`` from the same re
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memcalc.errors import InputError, RunError, shorten
-from memcalc.estimate import GUESSED, verdict, with_workspaces
+from memcalc.estimate import verdict, with_workspaces
 from memcalc.launch import environment, require_torch
 from memcalc.ledger import fullest, ledger
 from memcalc.measurement import RankMeasurement
@@ -26,7 +25,7 @@ from memcalc.outside import device_range
 from memcalc.parallel.replicated import workspaces
 from memcalc.plan import Plan
 from memcalc.reserved import Range, reserved_range
-from memcalc.supervise import die_with_parent
+from memcalc.supervise import started, stop_signals
 from memcalc.timeline import Peak, Timeline
 
 __all__ = ["DEVICES", "TIMEOUT", "Rehearsal", "rehearse", "run_apart", "stage_of_rank", "unrehearsed", "usual_rank"]
@@ -103,10 +102,10 @@ def rehearse(
             raise RunError(f"this plan cannot be rehearsed: {why}")
         remark = f"not rehearsed, because {why}: all figures are the ledger's"
         return _found(plan, rank, ledger(plan, stage_of_rank(plan, rank)), "ledger", (remark,), None, started)
-    guessed, remarks = 0, list[str]()
+    doubts, remarks = tuple[str, ...](), list[str]()
     if plan.model.module.factory:
-        measured, guessed = rehearse_module(plan, rank=rank, device=device, timeout=timeout)
-        remarks += [GUESSED.format(guessed)] * bool(guessed)
+        measured, doubts, said = rehearse_module(plan, rank=rank, device=device, timeout=timeout)
+        remarks += [*doubts, *said]
     else:
         measured = run_apart(plan, rank=rank, device=device, timeout=timeout)
     assert measured.timeline is not None, "a rehearsal keeps its timeline"
@@ -117,7 +116,7 @@ def rehearse(
         remarks.append(
             f"cuBLAS workspaces, {size:,} B, are the ledger's: no kernel runs in a rehearsal on fake tensors"
         )
-    return _found(plan, rank, timeline, "rehearsal", tuple(remarks), measured, started, sure=not guessed)
+    return _found(plan, rank, timeline, "rehearsal", tuple(remarks), measured, started, sure=not doubts)
 
 
 def _found(
@@ -157,7 +156,7 @@ def run_apart(
 ) -> RankMeasurement:
     """``python -m trainers.rehearsal`` in a process that ends with this one. Raises RunError, in one line."""
     require_torch()
-    with tempfile.TemporaryDirectory(prefix="memcalc-") as name:
+    with stop_signals(), tempfile.TemporaryDirectory(prefix="memcalc-") as name:
         said, out = Path(name) / "plan.json", Path(name) / "rank.json"
         plan.save(said)
         command = [sys.executable, "-m", module, str(said), str(out), "--rank", str(rank), "--device", device]
@@ -169,28 +168,15 @@ def run_apart(
 
 def _run(command: Sequence[str], timeout: float) -> tuple[int, str]:
     """The exit code and the error output; no process is left, however this ends."""
-    process = subprocess.Popen(
-        command,
-        env=environment(os.environ),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-        preexec_fn=die_with_parent(),
-    )
-    try:
-        _, errors = process.communicate(timeout=timeout)
+    where = environment(os.environ)
+    with started(command, environment=where, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        try:
+            _, errors = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            raise RunError(
+                f"the rehearsal was stopped after {timeout:g} s; fewer layers, or --timeout SECONDS, would do"
+            ) from None
         return process.returncode, errors.decode(errors="replace")
-    except subprocess.TimeoutExpired:
-        raise RunError(
-            f"the rehearsal was stopped after {timeout:g} s; fewer layers, or --timeout SECONDS, would do"
-        ) from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
 
 
 def _line(errors: str, code: int) -> str:

@@ -20,10 +20,11 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import IO
 
 from memcalc.errors import RunError
 
-__all__ = ["GRACE_SECONDS", "Stopped", "die_with_parent", "supervise"]
+__all__ = ["GRACE_SECONDS", "Stopped", "started", "stop_signals", "supervise"]
 
 GRACE_SECONDS = 32.0
 """How long a run that was told to stop may take to do so before it is killed: more than torchrun gives its ranks, 30 s."""
@@ -57,20 +58,11 @@ def supervise(
     first SIGTERM (SIGINT stays what it is), then SIGKILL after ``grace_seconds`` or at the next signal. Whether this returns or raises,
     no process of the run is left. Raises RunError when the command cannot be started.
     """
-    token = uuid.uuid4().hex
-    with errors.open("ab") as log, _stop_signals():
-        try:
-            process = subprocess.Popen(
-                command,
-                env={**environment, _TOKEN: token},
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
-        except OSError as error:
-            raise RunError(f"{command[0]} cannot be started: {error.strerror}") from None
+    with (
+        errors.open("ab") as log,
+        stop_signals(most=2),  # the first stops the run, the second the wait for it
+        started(command, environment=environment, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
         try:
             _follow(process, show)
             return process.wait()
@@ -78,15 +70,43 @@ def supervise(
             hasty = isinstance(error, Stopped) and error.signal is signal.SIGINT
             _ask_to_stop(process, signal.SIGINT if hasty else signal.SIGTERM, grace_seconds)
             raise
-        finally:
-            _kill(process, token)
-            assert process.stdout is not None
-            process.stdout.close()
 
 
 @contextlib.contextmanager
-def _stop_signals() -> Iterator[None]:
-    """Turn the signals that end a program into Stopped, where Python allows it: in the main thread."""
+def started(
+    command: Sequence[str], *, environment: Mapping[str, str], stdout: int | IO[bytes], stderr: int | IO[bytes]
+) -> Iterator[subprocess.Popen[bytes]]:
+    """``command`` in a session of its own, with nothing to read; at the end it and all it started are killed, in whatever
+    session they are. Raises RunError when it cannot be started.
+    """
+    token = uuid.uuid4().hex
+    try:
+        process = subprocess.Popen(
+            command,
+            env={**environment, _TOKEN: token},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            start_new_session=True,
+            preexec_fn=_die_with_parent(),
+        )
+    except OSError as error:
+        raise RunError(f"{command[0]} cannot be started: {error.strerror}") from None
+    try:
+        yield process
+    finally:
+        _kill(process, token)
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+@contextlib.contextmanager
+def stop_signals(most: int = 1) -> Iterator[None]:
+    """Turn the signals that end a program into Stopped, ``most`` of them, where Python allows it: in the main thread.
+
+    What comes after changes nothing, so that killing what is left is not cut short.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -96,7 +116,7 @@ def _stop_signals() -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         nonlocal received
         received += 1
-        if received <= 2:  # the first stops the run, the second the wait for it; killing what is left is not cut short
+        if received <= most:
             raise Stopped(number)
 
     before = {number: signal.signal(number, stop) for number in _SIGNALS}
@@ -107,7 +127,7 @@ def _stop_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def die_with_parent() -> Callable[[], None] | None:
+def _die_with_parent() -> Callable[[], None] | None:
     """What the child runs first so that it gets SIGTERM when this process is gone; Linux only."""
     try:
         import ctypes
@@ -163,10 +183,9 @@ def _ask_to_stop(process: subprocess.Popen[bytes], told: signal.Signals, grace_s
 
 def _kill(process: subprocess.Popen[bytes], token: str) -> None:
     """SIGKILL for whatever is left, again until nothing is: a process may start one while we look."""
-    if process.poll() is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
     deadline = time.monotonic() + GRACE_SECONDS
     while (left := list(_carriers(token))) and time.monotonic() < deadline:
         for pid in left:

@@ -912,6 +912,12 @@ FAULTS = [
         wrong="        or True\n",
     ),
     Fault(
+        name="code that a plan names is run unasked",
+        file="named_code.py",
+        right="        if named is None and option in wanted:\n",
+        wrong="        if False:\n",
+    ),
+    Fault(
         name="a rehearsal lacks cuBLAS's workspaces",
         file="estimate.py",
         right="    held = workspaces(plan)\n",

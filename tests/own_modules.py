@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +35,47 @@ class Stack(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return self.leave(x)
+
+
+class Comparing(torch.autograd.Function):
+    """A backward pass that depends on values."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 1
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient if gradient.sum() > 0 else gradient * gradient.new_zeros(10**9).sum()
+
+
+class BranchingBack(Stack):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(Comparing.apply(self.enter(x)) @ self.enter.weight)
+
+
+class Keeping(Stack):
+    """Keeps a tensor of every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.kept.append(x.new_zeros(1000))
+        return super().forward(x)
+
+
+class Hosting(Stack):
+    """Makes tensors on the host in each forward pass, and moves some."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        left = torch.zeros(10**6) + 1
+        said = torch.ones(10**6, device="cpu").exp()
+        moved = torch.zeros(1000).to(x.device).sum()
+        used, listed = torch.arange(len(x)), torch.tensor([0.5] * 3000).to(x.device)
+        kept = torch.zeros(500, device=x.device)
+        return super().forward(x[used]) + moved + kept.sum() + listed.mean() + 0 * float(len(left) + len(said))
 
 
 class Tied(nn.Module):
@@ -196,3 +238,12 @@ class Sequences(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.lstm(x)[0][:, -1])
+
+
+def detaches() -> nn.Module:
+    """Leaves a process out of reach of signals to its group."""
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+        os._exit(0)
+    return Stack()

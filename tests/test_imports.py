@@ -47,6 +47,7 @@ LAYERS = [
     ],
     ["sound"],
     ["plan"],
+    ["named_code"],
     ["sharding", "stages"],
     ["host"],
     ["parallel", "pipeline", "adapted"],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +18,8 @@ from memcalc.estimate import Rehearsed, estimate
 from memcalc.ledger import ledger
 from memcalc.measurement import RankMeasurement
 from memcalc.models import Model, Module, Weight
-from memcalc.module import by_transformers, check_name, confirm_code, describe, fullest_rank
+from memcalc.module import by_transformers, fullest_rank
+from memcalc.named_code import check_name, confirm_code
 from memcalc.plan import Plan
 from memcalc.recommend import next_plan
 from memcalc.search import search
@@ -167,18 +166,18 @@ def test_a_plan_s_code_runs_only_when_it_is_named(run: Run, tmp_path: Path) -> N
     assert said.exit_code == 0
     assert "a module's code is run for them only when it is named" in said.output
     with pytest.raises(InputError, match="--module own:other is not what the plan runs, which is own:tiny"):
-        confirm_code(PLAN, "own:other", "")
+        confirm_code(PLAN, "own:other", None, "")
     assert "it shall: memcalc rehearse plan.json --module own:tiny" in run("rehearse", "plan.json").output
 
 
 def test_the_file_of_a_plan_s_code_names_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="is not what the plan runs, which is own:tiny"):
-        confirm_code(PLAN, "own.py:tiny", "")
+        confirm_code(PLAN, "own.py:tiny", None, "")
     Path("own.py").touch()
-    confirm_code(PLAN, "own.py:tiny", "")
+    confirm_code(PLAN, "own.py:tiny", None, "")
     with pytest.raises(InputError, match="is not what the plan runs, which is own:tiny"):
-        confirm_code(PLAN, "own.py:other", "")
+        confirm_code(PLAN, "own.py:other", None, "")
 
 
 def test_a_rehearsed_module_is_not_held_against_a_ledger_that_knows_half(
@@ -254,45 +253,3 @@ def test_after_running_out_of_memory_no_plan_is_made_up(tmp_path: Path) -> None:
 def test_recommend_says_what_to_do_with_a_module() -> None:
     with pytest.raises(PlanError, match="compare some with memcalc estimate --module"):
         search(dataclasses.replace(PLAN, gpu="t4"))
-
-
-torch = pytest.mark.skipif(not __import__("importlib.util").util.find_spec("torch"), reason="torch is not installed")
-
-
-@torch
-def test_code_that_ends_its_process_or_never_returns_leaves_nothing_but_a_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(InputError, match=r"ended its process with exit code 7 instead of returning; see /.*log.txt$"):
-        describe(f"{OWN}:exits_at_once", shape=(12,))
-    started = time.monotonic()
-    with pytest.raises(InputError, match=r"did not return within 0.5 s; --module-timeout SECONDS gives it more; see /"):
-        describe(f"{OWN}:sleeps", shape=(12,), timeout=0.5)
-    assert time.monotonic() - started < 30
-    assert not any(f"{OWN}:sleeps" in line for line in _commands())
-    assert [path.name for path in tmp_path.glob("*/*")] == ["log.txt", "log.txt"]
-
-
-def _commands() -> list[str]:
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            found.append((folder / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
-
-
-@torch
-def test_an_estimate_is_a_rehearsal_and_its_json_is_only_json(run: Run) -> None:
-    """What the code prints goes nowhere near it."""
-    said = run("estimate", "--module", f"{OWN}:noisy", "--input-shape", "12", "--batch-size", "4", "--gpu", "t4", "--format", "json")  # fmt: skip
-    assert said.exit_code == 0, said.output
-    found = json.loads(said.stdout)
-    assert found["verdict"] == "fits"
-    moments = found["allocated"]["by_moment"]
-    assert moments["backward"] > moments["loss"] > 0  # a ledger plays no loss of a module
-    assert any(line.startswith("rehearsed: ") for line in found["assumptions"])
-    assert found["plan"]["model"]["module"]["loss"] == "cross-entropy"
-    assert os.getcwd() not in found["plan"]["model"]["name"]

@@ -12,12 +12,13 @@ import click
 
 from memcalc.errors import MemcalcError
 from memcalc.failure import Preempted
+from memcalc.named_code import confirm_code
 from memcalc.plan import Plan
 from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
 from trainers.process import Rank, Signals, join, log_to_file, report
 
-__all__ = ["main"]
+__all__ = ["main", "read_plan"]
 
 
 @click.command(help="Train the plan in PLAN on the ranks torchrun started; everything it leaves is in OUT.")
@@ -37,6 +38,8 @@ __all__ = ["main"]
     "--keep-checkpoints", type=click.IntRange(min=0), default=0, help="How many of the newest stay; 0 keeps all."
 )
 @click.option("--schedule", default="", help="The learning rate by step, as a DeepSpeed file says it, in JSON.")
+@click.option("--module", help="The code of a module that the plan runs, named once more.")
+@click.option("--sample", help="The code that makes its batches, named once more.")
 @click.option("--accelerate", is_flag=True, help="Let accelerate put the strategy around the model.")
 @click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in OUT.")
 @click.option(
@@ -46,7 +49,7 @@ __all__ = ["main"]
     show_default=True,
     help="How many first steps are metered.",
 )
-def main(plan: Path, out: Path, **options: object) -> None:
+def main(plan: Path, out: Path, module: str | None, sample: str | None, **options: object) -> None:
     """Run one rank; any error ends in one line, a log and ``OUT/errors/rank-R.json``."""
     place = Rank.from_environment()
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read when torch is imported; its profiler prints otherwise
@@ -56,7 +59,7 @@ def main(plan: Path, out: Path, **options: object) -> None:
         signals, settings = Signals(), Training(**options)  # type: ignore[arg-type]
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and newest_checkpoint(out) is not None:
             settings = replace(settings, resume=True)
-        code = _run(plan, out, place, settings, signals, terminal)
+        code = _run(plan, out, place, settings, signals, terminal, named=(module, sample))
     except MemcalcError as error:  # the log itself cannot be written
         os.write(terminal, f"error: {error}\n".encode())
         code = error.exit_code
@@ -66,7 +69,17 @@ def main(plan: Path, out: Path, **options: object) -> None:
     os._exit(code)
 
 
-def _run(path: Path, out: Path, place: Rank, settings: Training, signals: Signals, terminal: int) -> int:
+def read_plan(path: Path, module: str | None, sample: str | None) -> Plan:
+    """The plan in a file, whose code has been named. Raises MemcalcError."""
+    plan = Plan.load(path)
+    confirm_code(plan, module, sample, "python -m trainers ...")
+    return plan
+
+
+def _run(
+    path: Path, out: Path, place: Rank, settings: Training, signals: Signals, terminal: int,
+    named: tuple[str | None, str | None],
+) -> int:  # fmt: skip
     moment = "init"
     try:
         from trainers.loop import train
@@ -74,7 +87,7 @@ def _run(path: Path, out: Path, place: Rank, settings: Training, signals: Signal
 
         at = Moments()
         try:
-            plan = Plan.load(path)
+            plan = read_plan(path, *named)
             with join(place, plan.device, settings.seed) as process:
                 train(plan, settings, process, out=out, say=_say(process.first), at=at, signals=signals)
         except Preempted as told:

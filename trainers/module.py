@@ -167,10 +167,15 @@ def rehearsed(path: Path, rank: int, device: str) -> dict[str, Any]:
     """What the module's own code takes in the plan of a file, on one rank."""
     plan = Plan.load(path)
     tracer = Tracer(plan.device, STEPS - 1)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), tracer.host:
         warnings.simplefilter("ignore")  # of what torch's own code does with tensors that have no values
         found = rehearse(plan, rank=rank, device=device, tracer=tracer)
-    return {"measurement": found.to_json(), "guessed": tracer.guessed}
+    return {
+        "measurement": found.to_json(),
+        "guessed": tracer.guessed,
+        "grown": tracer.grown,
+        "hosted": tracer.host_bytes,
+    }
 
 
 @click.command()

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from memcalc.errors import InputError
+from memcalc.errors import InputError, shorten
 from memcalc.plan import Plan
 from trainers.data import Samples
 from trainers.factories import call
@@ -34,7 +34,11 @@ def sampled(plan: Plan, count: int, device: torch.device) -> tuple[Any, Any]:
 
     Raises MemcalcError.
     """
-    inputs, targets = pair(call(plan.model.module.sample, count))
+    sample = plan.model.module.sample
+    inputs, targets = pair(call(sample, count))
+    if not any(count in tensor.shape[:2] for tensor in tensors(inputs)):  # in the second place where time comes first
+        shapes = ", ".join(shorten(tuple(tensor.shape)) for tensor in tensors(inputs)[:4])
+        raise InputError(f"{sample} was asked for {count} samples and gave tensors of {shapes}, which are not so many")
     return to(inputs, device, getattr(torch, plan.precision_row.weights)), to(targets, device)
 
 

@@ -112,30 +112,34 @@ def _plan(plan_file: Path | None, config: Path | None, scale: int | None, words:
         plan = build_plan(words)
         check_effect(words, plan)
         return plan
-    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "module_timeout")]
+    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
     if said:
         raise InputError(f"--plan {plan_file} says the whole plan; leave out: {', '.join(said)}")
     plan = Plan.load(plan_file)
-    if words.get("module") is not None:
-        from memcalc.module import confirm_code
+    module, sample = words.get("module"), words.get("sample")
+    if module is not None or sample is not None or _needs_no_name(plan):
+        from memcalc.named_code import confirm_code
 
-        confirm_code(plan, str(words["module"]), "")
+        confirm_code(plan, module, sample, f"memcalc estimate --plan {plan_file}")
     return plan
+
+
+def _needs_no_name(plan: Plan) -> bool:
+    """Its module is built by transformers, whose code runs unasked."""
+    return plan.model.module.factory.endswith(".json")
 
 
 def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsed | None:
     """A rehearsal of the plan's module, whose code was named; None where it was not."""
-    from memcalc.estimate import GUESSED, REHEARSED, Rehearsed
+    from memcalc.estimate import REHEARSED, Rehearsed
     from memcalc.module import TIMEOUT_SECONDS, rehearse
 
-    own = plan.model.module
-    if words.get("module") is None and not own.factory.endswith(".json"):
+    if words.get("module") is None and not _needs_no_name(plan):
         return None
     if not plan.micro_batch:
         return Rehearsed(timeline=None)
     try:
-        measured, guessed = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
+        measured, doubts, said = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
     except InputError as error:
         return Rehearsed(timeline=None, remarks=(f"activations are not counted: it cannot be rehearsed ({error})",))
-    remarks = (REHEARSED, GUESSED.format(guessed)) if guessed else (REHEARSED,)
-    return Rehearsed(timeline=measured.timeline, remarks=remarks, sure=not guessed)
+    return Rehearsed(timeline=measured.timeline, remarks=(REHEARSED, *doubts, *said), sure=not doubts)

@@ -19,7 +19,8 @@ from memcalc.errors import FileError, InputError
 from memcalc.launch import Place, Run, check_place, launch, torchrun
 from memcalc.measurement import Measurement
 from memcalc.models import MODELS
-from memcalc.module import confirm_code, rehearse
+from memcalc.module import rehearse
+from memcalc.named_code import code_options, confirm_code
 from memcalc.plan import Plan
 from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
 from memcalc.training import Training
@@ -192,10 +193,10 @@ def _plan(
     if plan is None:
         raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")
     nodes = words.pop("nodes")
-    if said := [name.replace("_", " ") for name in given(words) if name != "module"]:
+    if said := [name.replace("_", " ") for name in given(words) if name not in ("module", "sample")]:
         raise InputError(f"{plan} says the whole plan; leave out: {', '.join(said)}")
     what = Plan.load(plan)
-    confirm_code(what, words.get("module"), f"memcalc launch {plan}")
+    confirm_code(what, words.get("module"), words.get("sample"), f"memcalc launch {plan}")
     return replace(what, nodes=nodes) if nodes else what, {}
 
 
@@ -208,7 +209,7 @@ def dry(plan: Plan, training: Training, place: Place, *, plan_file: Path, out: P
     lines = [shlex.join([*allocator, *words])]
     if plan.nodes > 1:
         words = ["memcalc", "launch", str(plan_file), "--out", str(out), *training.arguments()]
-        words += ["--nodes", str(plan.nodes), "--rdzv", place.rendezvous]
+        words += [*code_options(plan), "--nodes", str(plan.nodes), "--rdzv", place.rendezvous]
         words += ["--max-restarts", str(place.restarts)] if place.restarts else []
         gpus = ["--gpus-per-node", str(plan.ranks // plan.nodes)] if plan.device == "cuda" else []
         lines.append(shlex.join(["srun", "--nodes", str(plan.nodes), "--ntasks-per-node", "1", *gpus, *words]))

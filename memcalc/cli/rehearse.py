@@ -116,7 +116,7 @@ def _what(
         if plan_file is not None:
             raise InputError(f"two plans, {words['model'].path} and {plan_file}; leave one out")
         plan_file, words = words["model"].path, {**words, "model": None}
-    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "module_timeout")]
+    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
     if said and (plan_file is not None or run is not None):
         raise InputError(f"{plan_file or run} says the whole plan; leave out: {', '.join(said)}")
     if run is not None:
@@ -138,9 +138,9 @@ def _what(
 
 def _confirm(plan: Plan, words: dict[str, Any], said: str) -> None:
     """The code of a module that a file names runs only when the user names it, too."""
-    from memcalc.module import confirm_code
+    from memcalc.named_code import confirm_code
 
-    confirm_code(plan, words.get("module"), f"memcalc rehearse {said}")
+    confirm_code(plan, words.get("module"), words.get("sample"), f"memcalc rehearse {said}")
 
 
 @dataclass(frozen=True, slots=True)

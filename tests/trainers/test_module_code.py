@@ -94,6 +94,14 @@ def test_samples_are_made_by_a_callable(name: str, sample: str, loss: str, featu
     assert (model.module.loss, model.features) == (loss, features)
 
 
+@pytest.mark.parametrize(("count", "message"), [("n * 3", r"gave tensors of \(6, 12\)"), ("1", r"\(1, 12\)")])
+def test_a_sample_of_another_size_is_refused(count: str, message: str, tmp_path: Path) -> None:
+    """A batch that takes less would make a false promise."""
+    (tmp_path / "wrong.py").write_text(f"import torch\ndef batch(n): return torch.zeros({count}, 12)\n")
+    with pytest.raises(InputError, match=f"wrong.py:batch was asked for 2 samples and {'.*' + message}"):
+        module.describe(f"{OWN}:Stack", sample=f"{tmp_path}/wrong.py:batch", wrap="", shape=(), tokens=0)
+
+
 def test_samples_are_in_the_dtype_of_the_weights() -> None:
     plan = Plan(model=described("Stack", sample="samples"), micro_batch=2, precision="bf16")
     inputs, targets = zeros(plan, 2, torch.device("cpu"))

@@ -131,7 +131,7 @@ def test_a_type_that_only_transformers_knows_is_its_module_on_the_file(tmp_path:
     assert found.allocated_peak > found.parameters + found.optimizer
 
 
-@pytest.mark.parametrize(("name", "asked"), [("Stack", False), ("Branching", True)])
+@pytest.mark.parametrize(("name", "asked"), [("Stack", False), ("Branching", True), ("BranchingBack", True)])
 def test_code_that_asks_for_numbers_is_noticed(name: str, asked: bool) -> None:
     plan = planned(name, shape=(12,))
     tracer = Tracer(plan.device, STEPS - 1)
@@ -161,3 +161,44 @@ def test_an_lstm_keeps_what_its_kernel_on_the_cpu_keeps() -> None:
     assert not any("mkldnn" in name for name in on_cuda.names)
     gates, activations = 2 * 4 * 100 * 4 * 64 * 4, on_cuda.category == CATEGORIES.index("activations")
     assert on_cuda.delta[activations & (on_cuda.delta > 0)].sum() > gates
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"precision": "amp-fp16"},
+        {"precision": "amp-bf16", "accumulation": 2},
+        {"strategy": "ddp", "ranks": 2},
+        {"strategy": "zero-1", "ranks": 2},
+        {"strategy": "fsdp-full-shard", "ranks": 2, "checkpoint_every": 1},
+        {"device": "cpu"},
+    ],
+)
+def test_nothing_is_asked_for_or_kept_by_what_surrounds_a_module(fields: dict[str, Any]) -> None:
+    plan = planned("Stack", shape=(12,), **fields)
+    tracer = Tracer(plan.device, STEPS - 1)
+    rehearse(plan, tracer=tracer)
+    assert (tracer.guessed, tracer.grown) == (0, 0)
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_what_a_module_keeps_of_every_call_is_counted(accumulation: int) -> None:
+    plan = planned("Keeping", shape=(12,), device="cpu", accumulation=accumulation)
+    tracer = Tracer(plan.device, STEPS - 1)
+    rehearse(plan, tracer=tracer)
+    assert tracer.grown == 4000 * accumulation
+
+
+def test_what_a_module_makes_on_the_host_is_not_the_gpus() -> None:
+    """Unless it is moved there, or used with what is there."""
+    plan = planned("Hosting", shape=(12,))
+    tracer, plain = Tracer(plan.device, STEPS - 1), Tracer(plan.device, STEPS - 1)
+    with tracer.host:
+        found = rehearse(plan, tracer=tracer)
+    assert tracer.host_bytes == STEPS * 4 * 4 * 10**6
+    assert plain.host_bytes == 0
+    without = rehearse(dataclasses.replace(planned("Stack", shape=(12,))), tracer=plain)
+    assert 0 < found.by_moment["forward"] - without.by_moment["forward"] < 20_000
+    step = found.timeline
+    assert step is not None
+    assert {512 * -(-size // 512) for size in (12_000, 4000, 2000, 32)} <= set(step.delta.tolist())

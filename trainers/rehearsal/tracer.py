@@ -22,6 +22,7 @@ from trainers.history import Boundary, Event, History
 from trainers.meters import Sizes, steady_steps, summary
 from trainers.rehearsal import private
 from trainers.rehearsal.cuda import as_cuda_makes
+from trainers.rehearsal.host import HostMade, of_host
 from trainers.rehearsal.kernels import with_reserve, workspace
 
 __all__ = ["Tracer"]
@@ -36,6 +37,8 @@ _SAME = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autogr
 """What gives back its input, of which fake tensors make a copy."""
 _ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
 """By FSDP 2's regions: the endings by which memcalc/streams.py knows on which stream something is made."""
+_PASSES = ("forward", "loss", "backward")
+"""Moments in which code of the model runs; in a step the optimizer's asks for its own numbers."""
 _ENTER, _LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
 
 
@@ -56,7 +59,15 @@ class Tracer(private.Mode):
         self.sizes = Sizes(torch.device("cpu"), self.where)
         self.finite: set[int] = set()
         self.guessed = 0
-        """How often a forward pass asked for the value of a tensor, of which there is none."""
+        """How often a pass, forward or back, asked for the value of a tensor, of which there is none."""
+        self.grown = 0
+        """Bytes that the last step left behind, beyond what was there when it began."""
+        self.host = HostMade(lambda: self.device == "cuda" and self.in_passes, self.claim)
+        """To be entered by who rehearses a module that may make tensors of its own."""
+        self.of_host: dict[int, Any] = {}
+        """By identity of the storage: of what the module made on the host, the reference that tells when it is gone."""
+        self.host_bytes = 0
+        """How much the module made there, and left there."""
         self.rebuilding = False
         self.buckets: set[int] = set()
 
@@ -104,9 +115,15 @@ class Tracer(private.Mode):
                 return torch.ops.aten.alias.default(args[0])
         if name == "aten::_amp_foreach_non_finite_check_and_unscale_":
             self.finite.add(id(args[1].untyped_storage()))
+        hosted, moved = of_host(self.of_host, args, kwargs) if self.of_host else (False, [])
+        for tensor in moved:
+            self.claim(tensor)
         with self.fake:
             found = func(*args, **kwargs)
             found = as_cuda_makes(name, found) if self.device == "cuda" else with_reserve(name, args, found)
+        if hosted or self.host.making:
+            for tensor in (found,) if isinstance(found, Tensor) else private.tensors(found):
+                self.keep_out(tensor)
         if self.device == "cuda" and name == "aten::lift_fresh":
             return found  # a number made by torch.tensor stays on the host
         scratch = self.take(workspace(name, self.device, args), f"{name} workspace")
@@ -123,9 +140,29 @@ class Tracer(private.Mode):
         if not private.is_fake(tensor):
             with private.no_modes():
                 return tensor.item()
-        self.guessed += bool(self.boundaries) and self.boundaries[-1].moment in ("forward", "loss")
+        self.guessed += self.in_passes
         value = 0 if id(tensor.untyped_storage()) in self.finite else 1
         return float(value) if tensor.is_floating_point() else value
+
+    @property
+    def in_passes(self) -> bool:
+        """Whether code of the model runs."""
+        return bool(self.boundaries) and self.boundaries[-1].moment in _PASSES
+
+    def keep_out(self, tensor: Tensor) -> None:
+        """It lies on the host, unless it is known to lie on the GPU."""
+        storage = private.local(tensor).untyped_storage()
+        key = id(storage)
+        if key not in self.live and key not in self.of_host:
+            self.of_host[key] = weakref.ref(storage, lambda _: self.of_host.pop(key, None))
+            self.host_bytes += storage.nbytes()
+
+    def claim(self, tensor: Tensor) -> None:
+        """It has been moved to the GPU, if it was on the host."""
+        storage = private.local(tensor).untyped_storage()
+        if self.of_host.pop(id(storage), None) is not None:
+            self.host_bytes -= storage.nbytes()
+            self.follow(storage, "aten::_to_copy")
 
     def see(self, tensor: Tensor, name: str) -> None:
         """Begin to follow the storage behind a tensor, unless that is done already."""
@@ -136,7 +173,7 @@ class Tracer(private.Mode):
     def follow(self, storage: Any, name: str) -> None:
         """An allocation, if the storage is not known and has any bytes."""
         key, size = id(storage), storage.nbytes()
-        if not size or key in self.live:
+        if not size or key in self.live or key in self.of_host:
             return
         self.live[key] = *self.take(size, name), weakref.ref(storage, lambda _: self.free(key))
 
@@ -191,6 +228,8 @@ class Tracer(private.Mode):
         """The last step is over."""
         self.sizes.step_done(prepared)
         self.mark(_OUTSIDE, "init")
+        began = next(mark.time for mark in self.boundaries if mark.step == self.last_step)
+        self.grown = sum(event.bytes for event in self.events if event.time > began)
         history = History(self.events, self.boundaries)
         windows = history.windows()
         steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
