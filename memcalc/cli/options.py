@@ -108,7 +108,7 @@ _OPTIONS = (
     _whole(_M, "--module-timeout", help="With --module: seconds its code may take.  [default: 120]"),
     option(_M, "--attention", type=Name("attention", ATTENTIONS), metavar="KIND",
            help=f"{_one_of(ATTENTIONS)}  [default: auto]"),
-    option(_M, "--dropout", type=float, metavar="P", help="Dropout probability, for models that have dropout."),
+    option(_M, "--dropout", type=float, metavar="P", help="Dropout probability, for models that have dropout.  [default: the file's; of named models 0]"),
     _whole(_T, "--batch-size", "--micro-batch", "micro_batch", help="Samples per GPU and forward pass.  [estimate: 1]"),
     _whole(_T, "--accumulation", help="Micro batches per optimizer step.  [default: 1]"),
     _whole(_T, "--seq-len", "--tokens", "tokens", help="Tokens per sample.  [default: the model's context]"),
@@ -220,6 +220,8 @@ def build_plan(words: Words) -> Plan:
         raise InputError(f"--seq-len does not apply to {model.name}, which reads no tokens")
     if reads == "tokens" or model.features or model.layer_bytes or model.module.sample:
         fields.setdefault("micro_batch", 1)
+    if model.dropout:  # how its file is trained
+        fields.setdefault("dropout", model.dropout)
     if "adam" in words and fields.setdefault("optimizer", "adam") != "adam":
         raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
     if fields.get("ranks", 1) > 1:

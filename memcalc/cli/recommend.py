@@ -243,11 +243,13 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
+    from memcalc.assumptions import uncounted
     from memcalc.recommend import TIE
     from memcalc.search import activations_known
 
     if not activations_known(found.search.base):
         yield "activations are not counted because no shape was given"
+    yield from uncounted(found.search.base)
     if found.plans:
         yield (
             "peak is allocated memory; headroom is what is left at the high end of what the device may show; speed is "
