@@ -96,6 +96,9 @@ def continued(out: Path, given: Mapping[str, Any]) -> tuple[Training, str]:
 
 def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
     """Raises FileError when ``out`` cannot be the folder of this run, PlanError when it holds another run."""
+    for place in (out.absolute(), *out.absolute().parents):
+        if place.is_symlink() and not place.exists():
+            raise FileError(f"{place} is a link that leads to nothing, or in a circle; give a folder for the run")
     if out.exists() and not out.is_dir():
         raise FileError(f"{out} is a file; give a folder for the run")
     with contextlib.suppress(OSError):  # no lock, so no run

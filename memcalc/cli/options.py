@@ -197,6 +197,17 @@ def check_effect(words: Words, plan: Plan) -> None:
         for name in ("bucket_mb", "bucket_views"):
             if words.get(name) is not None:
                 raise InputError(f"--{name.replace('_', '-')} is for DDP's buckets, not for strategy {plan.strategy}")
+    model = plan.model
+    if plan.family.opaque and not model.module.factory:
+        counted = bool(model.layer_bytes or model.features)
+        for name, option, works in (
+            ("micro_batch", "--batch-size", counted),
+            ("checkpoint_every", "--checkpointing", counted and model.layers > 0),
+        ):
+            if not works and words.get(name):
+                raise InputError(
+                    f"{option} changes nothing: no activations of {model.name} are counted; give --input-shape and --layers"
+                )
     for group, cls in _GROUPS.items():
         idle = getattr(plan, group).idle(plan)
         for knob in dataclasses.fields(cls):  # type: ignore[arg-type]

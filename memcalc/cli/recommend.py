@@ -84,6 +84,10 @@ def command(
         raise InputError("--launch needs --out DIR, a new folder for the run")
     if replace and emit is None:
         raise InputError("--replace belongs to --emit")
+    if emit is not None:
+        from memcalc.configs.emit import check_target
+
+        check_target(*emit, replace=replace)
     job = _search(words, global_batch, allow_pure_16bit)
     found = recommend(job, top=top)
     confirmed = confirm(found, _brief) if rehearse else []

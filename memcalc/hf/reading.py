@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import FileError, InputError, PlanError, shorten
+from memcalc.errors import LONGEST, FileError, InputError, PlanError, shorten
 from memcalc.files import read_json
 from memcalc.hf.dropout import dropout_of
 from memcalc.hf.keys import TRANSFORMERS, Values, read_keys
@@ -41,12 +41,13 @@ class UnknownModelType(InputError):
         from difflib import get_close_matches
 
         self.model_type, self.path, self.nulls = model_type, path, nulls
-        near = get_close_matches(model_type.lower(), TYPES, n=1, cutoff=0.6)
+        written = model_type[:LONGEST].lower()
+        near = get_close_matches(written, TYPES, n=1, cutoff=0.6)
         hint = f"; the nearest is {near[0]}" if near else ""
         if nulls:
             what = f"{' and '.join(nulls)} {'is' if len(nulls) == 1 else 'are'} null, so that only its own code could count it"
         else:
-            close = get_close_matches(model_type.lower(), TYPES, n=8, cutoff=0.0)
+            close = get_close_matches(written, TYPES, n=8, cutoff=0.0)
             what = f"known are {', '.join(close)} and {len(TYPES) - len(close)} more"
         super().__init__(f"{path}: model_type {shorten(model_type)} is not known{hint}; {what}")
 
