@@ -53,6 +53,10 @@ def uncounted(plan: Plan) -> list[str]:
             "tokens x tokens, of which each layer keeps a copy, and neither is counted; with --seq-len up to the window "
             "there is none"
         )
+    if model.wide_scores and plan.kernel == "eager" and plan.precision_row.compute != "float32":
+        said.append(
+            "transformers keeps float32 copies of queries and keys for attention written out, which are not counted"
+        )
     return said
 
 

@@ -185,6 +185,8 @@ class Model:
     """The largest dropout that its config.json has; a plan in words takes it over."""
     window: int = 0
     """Tokens that attention looks back, where its config.json has a limit; it saves no work, and makes a mask."""
+    wide_scores: bool = False
+    """Queries and keys are multiplied in float32 where attention is written out (transformers' GPT-J and GPT-Neo)."""
     notes: tuple[str, ...] = ()
     """What was taken for granted when its numbers were read, in sentences."""
     uncounted: tuple[str, ...] = ()

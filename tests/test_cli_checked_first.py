@@ -64,6 +64,13 @@ def test_a_dry_run_refuses_the_folders_that_a_run_refuses(plan: Path, dry: tuple
     assert sorted(path.name for path in plan.parent.iterdir()) == ["circle", "plan.json", "used"]
 
 
+def test_a_dry_run_is_for_machines_that_are_not_this_one(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert "no permission" in refused("launch", plan, "--out", "/shared/run")
+    result = CliRunner().invoke(app, ["launch", str(plan), "--out", "/shared/run", "--dry-run"])
+    assert result.exit_code == 0, result.output
+
+
 def test_a_node_rank_that_is_typed_needs_several_nodes(plan: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ("launch", str(plan), "--out", str(plan.parent / "run"), "--dry-run")
     assert "--node-rank is for several nodes" in refused(*words, "--node-rank", "0")

@@ -42,7 +42,9 @@ def bare(model: Model) -> Model:
     """Without its name, its notes, its dropout, words that say the default, and how transformers lays tensors out."""
     usual = {"positions": "rotary", "activation": "silu"}
     blank = {field: "" for field, word in usual.items() if getattr(model, field) == word}
-    return dataclasses.replace(model, name="", notes=(), dropout=0.0, stacked=False, head_major=False, **blank)
+    return dataclasses.replace(
+        model, name="", notes=(), dropout=0.0, wide_scores=False, stacked=False, head_major=False, **blank
+    )
 
 
 def test_the_index_names_every_file() -> None:

@@ -88,6 +88,19 @@ def test_with_something_uncounted_nothing_fits_for_sure(tmp_path: Path, config: 
     assert Plan.from_json(found.plan.to_json()) == found.plan, lines
 
 
+@pytest.mark.parametrize(
+    ("words", "verdict"),
+    [
+        ({"attention": "eager", "precision": "bf16"}, "unknown"),
+        ({"attention": "eager"}, "fits"),
+        ({"precision": "bf16"}, "fits"),
+    ],
+)
+def test_float32_copies_of_written_out_attention(tmp_path: Path, words: dict[str, str], verdict: str) -> None:
+    config = {**GPT2, "model_type": "gptj", "rotary_dim": 8}
+    assert asked(tmp_path, config, **words).verdict == verdict
+
+
 def test_a_sequence_within_the_window_has_no_mask(tmp_path: Path) -> None:
     within = {**LLAMA, "model_type": "mistral", "sliding_window": 64}
     off = {**LLAMA, "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 32}

@@ -22,10 +22,6 @@ _OF_GPT2 = (
     "n_embd hidden_size, n_layer num_hidden_layers, n_head num_attention_heads, n_positions max_position_embeddings"
 )
 _GELU_NEW = {"act": text("activation_function", "gelu_new")}
-_IN_FLOAT32 = (
-    "transformers multiplies queries and keys in float32 where attention is written out (--attention eager), and keeps "
-    "float32 copies of both in 16-bit training, which are not counted"
-)
 _NORMED = {"norm": "layer", "biases": EVERYWHERE}
 
 _ENDS = {
@@ -105,10 +101,11 @@ GPTS = [
             "tied": flag("tie_word_embeddings", False),
             **_GELU_NEW,
         },
-        fields=lambda values, head: gpt_fields(values, norm="layer", side_by_side=1, biases=("mlp", "head", "norm")),
+        fields=lambda values, head: gpt_fields(
+            values, norm="layer", side_by_side=1, biases=("mlp", "head", "norm"), wide_scores=True
+        ),
         written=as_written(),
         names=lambda model: _GPT_J,
-        notes=lambda values: [_IN_FLOAT32],
     ),
     ModelType(
         name="gpt_neo",
@@ -128,11 +125,10 @@ GPTS = [
             **_GELU_NEW,
         },
         fields=lambda values, head: gpt_fields(
-            values, norm="layer", positions="learned", biases=("out", "mlp", "norm")
+            values, norm="layer", positions="learned", biases=("out", "mlp", "norm"), wide_scores=True
         ),
         written=as_written(),
         names=lambda model: _GPT_NEO,
-        notes=lambda values: [_IN_FLOAT32],
     ),
     ModelType(
         name="gpt_bigcode",
