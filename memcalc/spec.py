@@ -190,7 +190,7 @@ class Model:
     notes: tuple[str, ...] = ()
     """What was taken for granted when its numbers were read, in sentences."""
     uncounted: tuple[str, ...] = ()
-    """What it keeps that no estimate counts, in sentences; with any no verdict is ``fits``."""
+    """Dropout of its config.json that no estimate counts, in sentences; with any no verdict is ``fits``."""
     parameters: int = 0
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0

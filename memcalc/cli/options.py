@@ -231,6 +231,8 @@ def build_plan(words: Words) -> Plan:
         raise InputError(f"--seq-len does not apply to {model.name}, which reads no tokens")
     if reads == "tokens" or model.features or model.layer_bytes or model.module.sample:
         fields.setdefault("micro_batch", 1)
+    if words.get("dropout") == 0:
+        model = dataclasses.replace(model, uncounted=())
     if model.dropout:  # how its file is trained
         fields.setdefault("dropout", model.dropout)
     if "adam" in words and fields.setdefault("optimizer", "adam") != "adam":

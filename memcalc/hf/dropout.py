@@ -54,5 +54,5 @@ def _not_counted(rates: Mapping[str, float], why: str) -> tuple[str, ...]:
     said = ", ".join(f"{name} {rate:g}" for name, rate in rates.items())
     return (
         f"{said} of the file {'is' if len(rates) == 1 else 'are'} not counted: {why}; each place keeps a mask of a byte for "
-        "each element, which attention has heads x tokens x tokens of where it is written out",
+        "each element, which attention has heads x tokens x tokens of where it is written out; --dropout 0 says there is none",
     )
