@@ -14,7 +14,9 @@ from memcalc.reserved import Range
 from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
-__all__ = ["GUESSED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "uncounted"]
+__all__ = [
+    "GUESSED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "limits", "uncounted", "undivided",
+]  # fmt: skip
 
 GUESSED = (
     "its code asks for the values of tensors ({} times), which a rehearsal has not: each was taken for 1, and what other "
@@ -72,6 +74,31 @@ def dropout(plan: Plan) -> list[str]:
     return [f"dropout {plan.dropout:g} is counted, where the file says {said:g}"]
 
 
+def undivided(plan: Plan) -> str:
+    """What a strategy would divide by tensors and cannot, because of a model known by its size one tensor is known; blank
+    where nothing is. Its states are an upper bound then."""
+    row = plan.strategy_row
+    if not plan.family.opaque or plan.model.layers or plan.shards == 1:
+        return ""
+    if row.zero_stage:
+        return (
+            "DeepSpeed reduces gradients tensor by tensor, and of a model known by its size one tensor is known, so that its "
+            "gradients stand undivided at the peak: states are at most this much; give --layers N"
+        )
+    if row.shards_optimizer and not (row.gathers or row.main_grads):
+        return (
+            "whole tensors are handed to ranks, and of a model known by its size one tensor is known, so that nothing is "
+            "divided: states are at most this much; give --layers N"
+        )
+    return ""
+
+
+def limits(plan: Plan) -> list[str]:
+    """What stays whole, or out, because the layers of a model known by its size were not given."""
+    gathered = "gathered layers are not counted because their number was not given; give --layers"
+    return [*[gathered] * plan.gathers_unknown_layers, *filter(None, [undivided(plan)])]
+
+
 def compiled(plan: Plan) -> str:
     """What torch.compile may do to the estimate, in a sentence: the ends of its range (memcalc/compute.py)."""
     least = dataclasses.replace(plan, compute=Compute(float8=plan.compute.float8), checkpoint_every=1)
@@ -116,8 +143,7 @@ def assumptions(
             else "no shape was given"
         )
         said.append(f"activations are not counted because {why}")
-    if plan.gathers_unknown_layers:
-        said.append("gathered layers are not counted because their number was not given; give --layers")
+    said += limits(plan)
     if plan.family.opaque and plan.optimizer_kind == "for-loop":
         said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
     if plan.model.layer_bytes:

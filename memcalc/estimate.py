@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memcalc.assumptions import GUESSED, REHEARSED, Rehearsed, activations_known, assumptions, uncounted
+from memcalc.assumptions import GUESSED, REHEARSED, Rehearsed, activations_known, assumptions, uncounted, undivided
 from memcalc.hardware import GPUS, Gpu
 from memcalc.host import host_tensors
 from memcalc.ledger import fullest, skeleton
@@ -162,12 +162,13 @@ def host_bytes(plan: Plan, allocated: int) -> int:
 
 
 def verdict(plan: Plan, device: Range, gpu: Gpu | None, *, sure: bool = False) -> str:
-    """Does it fit? ``tight`` is between the bounds; what was not counted can only be refuted, unless a rehearsal is ``sure``."""
+    """Does it fit? ``tight`` is between the bounds; what was not counted can only be refuted, unless a rehearsal is ``sure``,
+    and what is an upper bound not even that."""
     if gpu is None:
         return "unknown"
     usable = usable_bytes(plan, gpu)
     if device.low > usable:
-        return "does-not-fit"
+        return "unknown" if undivided(plan) else "does-not-fit"
     if not (activations_known(plan) or sure) or uncounted(plan):
         return "unknown"
     return "fits" if device.high <= usable else "tight"

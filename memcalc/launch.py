@@ -214,7 +214,7 @@ def require_engine(plan: Plan) -> None:
     if plan.strategy_row.zero_stage is None:
         return
     if importlib.util.find_spec("deepspeed") is None:
-        raise RunError(f"{plan.strategy} needs deepspeed, which is not installed: pip install 'gpu-memcalc[deepspeed]'")
+        raise RunError(f"{plan.strategy} needs deepspeed, which is not installed: pip install deepspeed")
     compiler = os.environ.get("CXX", "c++")
     if plan.device == "cpu" and shutil.which(compiler) is None:
         # deepspeed/comm/torch.py, build_shm_op, builds its shared-memory operations when it starts on a CPU.
@@ -226,7 +226,7 @@ def require_engine(plan: Plan) -> None:
 def require_accelerate(plan: Plan) -> None:
     """Raises RunError where accelerate is not installed, PlanError where it would run the plan in another way than said."""
     if importlib.util.find_spec("accelerate") is None:
-        raise RunError("accelerate is not installed: pip install 'gpu-memcalc[accelerate]'")
+        raise RunError("accelerate is not installed: pip install accelerate")
     row, layout = plan.strategy_row, plan.layout
     if row.gathers and plan.device == "cpu":
         # accelerate/state.py, AcceleratorState: FSDP only where the device is no CPU.

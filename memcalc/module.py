@@ -116,7 +116,7 @@ def by_transformers(error: UnknownModelType, *, shape: tuple[int, ...] = (), tok
     if error.nulls:
         raise error
     if not all(importlib.util.find_spec(name) for name in ("torch", "transformers")):
-        raise InputError(f"{error}; transformers may know it: pip install 'gpu-memcalc[hf]' 'torch>=2.6'")
+        raise InputError(f"{error}; transformers may know it: pip install transformers 'torch>=2.6'")
     if not (shape or tokens):
         said = read_json(Path(error.path), error.path)
         tokens = next((said[key] for key in _LENGTHS if isinstance(said.get(key), int)), 0)

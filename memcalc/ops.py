@@ -1,9 +1,7 @@
-"""What each torch operation allocates, saves for backward and allocates in backward.
+"""What each torch operation allocates, saves for backward (tools/autograd/derivatives.yaml) and allocates in backward.
 
-One function per operation, called by the families in ``memcalc/models`` the way the torch module calls
-torch. ``t`` is the tape, shapes leave out the batch dimension, and every operation returns its output.
-Sources: tools/autograd/derivatives.yaml says what is saved; that a family's sequence of sizes is torch's own
-is held by tests/trainers/test_ledger_against_torch.py.
+One function per operation, called by the families in ``memcalc/models`` the way the torch module calls torch. ``t`` is
+the tape; shapes leave out the batch. That sizes are torch's own is held by tests/trainers/test_families_real.py.
 """
 
 from __future__ import annotations
@@ -29,9 +27,9 @@ def edge(x: Tensor) -> Edge:
 
 def cast(t: Tape, x: Tensor, dtype: str, name: str) -> Tensor:
     """``x.to(dtype)``; nothing when it has that dtype already. Casts of activations are never cached."""
-    if x.dtype == dtype:
-        return x
     shape, back = x.shape, x.dtype
+    if back == dtype:
+        return x
 
     def backward(node: Node, grads: list[Gradient]) -> list[Gradient]:
         return [t.allocate(f"{name} gradient", shape, back, "temporary")]
@@ -284,9 +282,8 @@ def opaque(t: Tape, x: Tensor, name: str, kept: tuple[int, ...], stated_bytes: i
 
     node = t.node([edge(x), w], backward)
     if stated_bytes:
-        y = Tensor(
-            t.allocate(f"{name} output", (stated_bytes,), "uint8", "activations", batched=False), kept, dtype, node
-        )
+        held = t.allocate(f"{name} output", (stated_bytes,), "uint8", "activations", batched=False)
+        y = Tensor(held, kept, dtype, node)
     else:
         y = t.output(f"{name} output", kept, dtype, node)
     t.save(node, y.storage)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from memcalc.assumptions import activations_known, limits
 from memcalc.errors import PlanError
 from memcalc.estimate import estimate, holding_gpus
 from memcalc.plan import Plan
@@ -41,6 +42,10 @@ class Line:
     """Of one sample over all ranks, by the time model; None where it cannot tell."""
     bound: bool
     """The time model lacks this engine's own work on the host, so that the seconds are at least these."""
+    counted: bool
+    """Activations are known, so that the bytes are all of them; else no card holds it for sure."""
+    limits: tuple[str, ...]
+    """What stays whole, or out, because the model's layers are not known."""
     smallest: str | None
     """The smallest card that holds it for sure and computes its dtype; None when none of the catalog does."""
     verdict: str
@@ -107,7 +112,9 @@ def _line(plan: Plan) -> Line:
         collectives=tuple(collectives(plan)),
         seconds=seconds,
         bound=plan.strategy_row.engine != "torch" or plan.strategy_row.one_process,
-        smallest=_smallest(plan),
+        counted=(counted := activations_known(plan)),
+        limits=tuple(limits(plan)),
+        smallest=_smallest(plan) if counted and not limits(plan) else None,
         verdict=found.verdict,
     )
 

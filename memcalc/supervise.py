@@ -54,7 +54,7 @@ def supervise(
     """Run ``command`` to its end, handing each line of its output to ``show``; returns its exit code.
 
     Its error output goes to the file ``errors``. SIGINT, SIGTERM and SIGHUP stop the run and raise Stopped:
-    first SIGTERM, then SIGKILL after ``grace_seconds`` or at the next signal. Whether this returns or raises,
+    first SIGTERM (SIGINT stays what it is), then SIGKILL after ``grace_seconds`` or at the next signal. Whether this returns or raises,
     no process of the run is left. Raises RunError when the command cannot be started.
     """
     token = uuid.uuid4().hex
@@ -74,8 +74,9 @@ def supervise(
         try:
             _follow(process, show)
             return process.wait()
-        except BaseException:
-            _ask_to_stop(process, grace_seconds)
+        except BaseException as error:
+            hasty = isinstance(error, Stopped) and error.signal is signal.SIGINT
+            _ask_to_stop(process, signal.SIGINT if hasty else signal.SIGTERM, grace_seconds)
             raise
         finally:
             _kill(process, token)
@@ -149,10 +150,13 @@ def _follow(process: subprocess.Popen[bytes], show: Callable[[str], None]) -> No
         show(rest.decode(errors="replace"))
 
 
-def _ask_to_stop(process: subprocess.Popen[bytes], grace_seconds: float) -> None:
-    """SIGTERM to the command's group, then wait; a further signal ends the wait."""
+def _ask_to_stop(process: subprocess.Popen[bytes], told: signal.Signals, grace_seconds: float) -> None:
+    """A signal to the command's group, then wait; a further one ends the wait.
+
+    After SIGTERM the ranks save what they did, after SIGINT they do not.
+    """
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, told)
     with contextlib.suppress(subprocess.TimeoutExpired, Stopped, KeyboardInterrupt):
         process.wait(grace_seconds)
 

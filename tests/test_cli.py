@@ -61,6 +61,14 @@ def test_a_billion_parameters_with_adam(run: Run) -> None:
     assert "t4" not in held.replace(",", "").split()
 
 
+def test_meters_of_the_cpu_are_not_called_by_those_of_a_gpu(run: Run) -> None:
+    words = ("estimate", "gpt2-tiny", "--format", "csv")
+    names = ("max_memory_allocated", "max_memory_reserved", "nvidia-smi")
+    assert all(name in run(*words).output for name in names)
+    cpu = run(*words, "--device", "cpu").output
+    assert "allocated (all tensors)" in cpu and not any(name in cpu for name in names)
+
+
 def test_a_fused_step_needs_no_temporary_list(run: Run) -> None:
     found = asked(run, "--params", "1e9", "--adam", "--optimizer-kind", "fused")
     assert found["allocated"]["peak_bytes"] == 16 * 10**9
@@ -225,10 +233,32 @@ def test_the_help_lists_the_catalogs(run: Run) -> None:
         assert name in text
 
 
-def test_every_example_in_the_help_runs(run: Run) -> None:
+NET = "from torch import nn\n\n\ndef Net():\n    return nn.Linear(12, 4)\n"
+
+
+@pytest.mark.parametrize("command", ["estimate", "recommend", "strategies", "rehearse", "launch"])
+def test_the_help_says_that_a_model_may_be_a_file_or_code(run: Run, command: str) -> None:
+    text = " ".join(run(command, "--help").output.split())
+    for word in ("config.json of Hugging Face", "its folder", "--module", f"memcalc {command} my-llama/config.json"):
+        assert word in text, word
+
+
+@pytest.mark.parametrize("command", ["bench", "explain-meters", "doctor", "snapshot", "validate", "compare"])
+def test_the_help_lists_formats(run: Run, command: str) -> None:
+    text = " ".join(run(command, "--help").output.split())
+    assert "table, markdown, csv, json" in text or "[table|markdown|csv|json]" in text
+
+
+def test_every_example_in_the_help_runs(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "net.py").write_text(NET)
+    header = json.dumps({"w": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
+    (tmp_path / "weights.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    (tmp_path / "my-llama").mkdir()
+    (tmp_path / "my-llama" / "config.json").write_text('{"model_type": "llama", "num_hidden_layers": 1}')
     text = run("estimate", "--help").output
     examples = [line.split() for line in text.splitlines() if line.startswith("    memcalc estimate ")]
-    assert 4 <= len(examples) <= 9
+    assert 4 <= len(examples) <= 13
     for example in examples:
         result = run(*example[1:])
         assert result.exit_code == (1 if "--check" in example else 0), (example, result.output)

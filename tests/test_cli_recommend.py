@@ -211,5 +211,10 @@ def test_of_a_model_known_by_its_size_no_micro_batch_is_made_up(run: Run) -> Non
     assert lines[0].endswith(": micro batch not given on 8 ranks, amp-bf16, checkpointing none")
     assert lines[1].startswith("7,000,000,000 parameters on 8 x a100-40gb")
     assert "micro batch 0" not in result.output
+    assert (
+        "  zero-1: whole tensors are handed to ranks, and of a model known by its size one tensor is known"
+        in result.output
+    )
+    assert "one tensor is known" not in run(*words, "--layers", "32").output
     rows = list(csv.DictReader(io.StringIO(run(*words, "--format", "csv").output)))
     assert rows and all(row["micro_batch"] == "" for row in rows)

@@ -116,6 +116,22 @@ def test_launching_a_file_that_cannot_run_here(run: Run, words: list[str], messa
     assert not Path("run").exists()
 
 
+def test_the_block_class_of_a_config_is_known(run: Run, tmp_path: Path) -> None:
+    tiny = tmp_path / "mine"
+    tiny.mkdir()
+    (tiny / "config.json").write_text(json.dumps({"model_type": "llama", "num_hidden_layers": 1, "vocab_size": 64}))
+    wraps = ACCELERATE_FSDP_2.replace(
+        "fsdp_config:", "fsdp_config:\n  fsdp_transformer_layer_cls_to_wrap: LlamaDecoderLayer"
+    )
+    Path("wraps.yaml").write_text(wraps)
+    done = run("estimate", str(tiny), "--config", "wraps.yaml", "--seq-len", "64", "--batch-size", "1")
+    assert done.exit_code == 0, done.output
+    assert "is not known" not in done.stderr
+    Path("wraps.yaml").write_text(wraps.replace("LlamaDecoderLayer", "GPT2Block"))
+    done = run("estimate", str(tiny), "--config", "wraps.yaml", "--seq-len", "64", "--batch-size", "1")
+    assert done.exit_code == 2 and "its blocks are LlamaDecoderLayer" in done.stderr
+
+
 @pytest.mark.parametrize("kind", ["fsdp", "deepspeed", "accelerate", "torchrun", "sbatch"])
 def test_a_recommended_plan_is_written_and_estimated_again(run: Run, kind: str) -> None:
     strategy = (
@@ -180,5 +196,7 @@ def test_the_scripts_say_nodes_and_ranks() -> None:
         "--nproc-per-node 8",
         '-m trainers "$here"/plan.json "$out" --steps 7',
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        'python="${PYTHON:-python}"\n',
+        'exec "$python" -m torch.distributed.run --standalone ',
     ):
         assert part in text

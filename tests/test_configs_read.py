@@ -19,6 +19,7 @@ from memcalc.configs.fsdp_yaml import TABLE as FSDP_TABLE
 from memcalc.configs.keys import Key
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.errors import FileError, InputError, MemcalcError, PlanError
+from memcalc.hf.rows import TYPES
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.training import Training
@@ -186,6 +187,18 @@ def test_a_class_is_judged_for_named_models_only(tmp_path: Path) -> None:
         if not block_classes(model) and model.family not in ("megatron", "mlp", "resnet")
     ]
     assert unnamed == ["moe-tiny"]  # a mixture that is nobody's
+
+
+def test_a_config_tells_the_class_of_its_blocks(tmp_path: Path) -> None:
+    mine = dataclasses.replace(MODELS["gpt2"], name="gpt2-mine")
+    legacy = read(file(tmp_path, ACCELERATE_LEGACY))
+    found = settle(legacy, {}, mine, blocks=TYPES["gpt2"].blocks)
+    assert not any("is not known" in note for note in found.notes)
+    with pytest.raises(PlanError, match="GPT2Block, .* its blocks are BartEncoderLayer and BartDecoderLayer"):
+        settle(legacy, {}, mine, blocks=TYPES["bart"].blocks)
+    assert [name for name, row in TYPES.items() if not row.blocks] == ["llava"]  # its parts have blocks of their own
+    named = {block_classes(model) for model in MODELS.values()} - {""}
+    assert named <= {name for row in TYPES.values() for name in row.blocks}
 
 
 def test_no_without_quotes_is_no(tmp_path: Path) -> None:

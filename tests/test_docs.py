@@ -41,6 +41,17 @@ def test_transcripts_are_what_the_commands_print(page: Path) -> None:
     assert transcripts.refreshed(text) == text, "run `make docs`"
 
 
+def test_what_is_to_be_installed_can_be(root: Path) -> None:
+    """memcalc itself is on no index: messages and pages name the library that lacks, or the checkout."""
+    files = [path for folder in ("memcalc", "trainers", "docs") for path in (root / folder).rglob("*")]
+    files = [path for path in [*files, root / "README.md"] if path.suffix in (".py", ".md")]
+    assert len(files) > 200
+    found = [
+        str(path) for path in files if re.search(r"gpu-memcalc\[|pip install '?gpu-memcalc", path.read_text("utf-8"))
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize(("batch", "status"), [("8", 0), ("10", 1)])
 def test_the_strict_gate_lets_through_only_what_fits(root: Path, batch: str, status: int) -> None:
     text = (root / "docs" / "usage.md").read_text(encoding="utf-8")

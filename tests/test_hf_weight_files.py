@@ -61,6 +61,9 @@ def test_whole_numbers_are_not_parameters(tmp_path: Path) -> None:
     model = read_model(stored(tmp_path / "m.safetensors", header, size))
     assert model.parameters == 18
     assert any(note.startswith("2 tensors of whole numbers are not counted") for note in model.notes)
+    header, size = entries({**LINEAR, "mask": ("BOOL", [7])})
+    alone = read_model(stored(tmp_path / "alone.safetensors", header, size)).notes
+    assert any(note.startswith("1 tensor of whole numbers is not counted") for note in alone)
 
 
 @settings(max_examples=30, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -189,6 +192,7 @@ def test_estimate_takes_them_as_models(tmp_path: Path) -> None:
         done = CliRunner().invoke(app, ["estimate", word, "--adam"])
         assert done.exit_code == 0, done.output
         assert "1,000,000,000 parameters at 2 B each" in " ".join(done.output.split())
+        assert done.output.splitlines()[1].startswith(f"{tmp_path.name}: 1,000,000,000 parameters, fp32, adam")
     done = CliRunner().invoke(app, ["estimate", str(tmp_path / "none.safetensors")])
     assert done.exit_code == 2
     assert "does not exist" in done.output

@@ -191,7 +191,7 @@ def test_an_unknown_type_without_transformers_says_what_to_install(monkeypatch: 
     from memcalc.hf.reading import UnknownModelType
 
     monkeypatch.setattr("memcalc.module.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install 'gpu-memcalc\[hf\]'"):
+    with pytest.raises(InputError, match=r"pip install transformers 'torch>=2\.6'$"):
         by_transformers(UnknownModelType("new", "config.json"))
     with pytest.raises(UnknownModelType, match="hidden_size is null"):
         by_transformers(UnknownModelType("new", "config.json", ("hidden_size",)))

@@ -252,8 +252,8 @@ def test_nothing_left_to_do(interrupted: Path, steps: int) -> None:
     assert (result.exit_code, result.output.splitlines()) == (
         0,
         [
-            f"changed from the run so far: steps {steps} (was 420)",
-            "already at step 300; give more --steps to go on",
+            f"nothing to do and nothing changed: {interrupted} is at step 300, and --steps {steps} are steps in all; give "
+            "more to go on",
         ],
     )
     assert {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()} == before

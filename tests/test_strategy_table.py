@@ -14,6 +14,8 @@ from hypothesis import given, settings
 
 from memcalc.adapters import Adapter
 from memcalc.cli.app import app
+from memcalc.cli.report import summary
+from memcalc.cli.strategies import _show
 from memcalc.estimate import estimate, holding_gpus
 from memcalc.fsdp import Fsdp
 from memcalc.hardware import GPUS
@@ -24,6 +26,7 @@ from memcalc.strategy_table import recipes, strategy_table
 from memcalc.throughput import hardware_of, step_time
 from memcalc.traffic import collectives, sent_bytes
 from tests.plans import plans
+from tests.test_module import PLAN as OWN
 
 BILLION = Model(name="all in blocks", family="size", parameters=10**9, layers=10)
 
@@ -184,6 +187,46 @@ def test_without_a_model_it_lists_the_strategies() -> None:
     assert {row["strategy"] for row in listed if row["runs here"] == "yes"} == {
         r.name for r in STRATEGIES.values() if r.backend
     }
+
+
+def test_no_card_is_sure_where_activations_are_not_known() -> None:
+    """Under-estimating is worse than saying nothing: the cell is left out, no card is named, and a note says why."""
+    found = json.loads(invoke("--params", "7b", "--gpus", "8", "--adam", "--format", "json").output)["strategies"]
+    assert {each["smallest_card"] for each in found} == {each["activations_bytes"] for each in found} == {None}
+    assert {each["verdict"] for each in found} == {"unknown"}
+    text = invoke("--params", "7b", "--gpus", "8", "--adam").output
+    assert "no shape was given: allocated and device are without them, and no card is said to hold it" in text
+    assert "  zero-1: whole tensors are handed to ranks, and of a model known by its size one tensor is known" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith(("ddp", "deepspeed-2", "fsdp-full"))]
+    assert len(rows) == 3 and {(row[5], row[-1]) for row in rows} == {("-", "-")}
+    known = ("--params", "7b", "--gpus", "8", "--layers", "32", "--input-shape", "4096", "--format", "json")
+    sized = json.loads(invoke(*known).output)["strategies"]
+    assert all(each["activations_bytes"] and each["smallest_card"] for each in sized if "fsdp" in each["strategy"])
+
+
+def test_no_card_is_sure_for_a_module_that_was_not_rehearsed() -> None:
+    job = replace(OWN, ranks=2, strategy="ddp")
+    lines, _ = strategy_table(
+        lambda strategy, precision: replace(job, strategy=strategy, precision=precision), ["fp32"], ["ddp"]
+    )
+    assert not lines[0].counted and lines[0].smallest is None
+    assert "run a module's code for them, and this table does not" in _show(lines[0].plan, lines, [], "table")
+
+
+@pytest.mark.parametrize("strategy", ["zero-1", "deepspeed-1", "deepspeed-2", "deepspeed-3"])
+def test_what_is_divided_by_tensors_of_a_size_is_an_upper_bound(strategy: str) -> None:
+    size = Model(name="a size", family="size", parameters=7 * 10**9)
+    plan = Plan(model=size, ranks=8, strategy=strategy, precision="fp32", gpu="t4")
+    found = estimate(plan)
+    assert found.device.low > GPUS["t4"].usable_bytes and found.verdict == "unknown"
+    said = [line for line in found.assumptions if "one tensor is known" in line and "--layers" in line]
+    assert len(said) == 1
+    assert "GPUs that hold it as far as it is counted, even undivided:" in summary(
+        estimate(replace(plan, gpu=None)), "table"
+    )
+    known = estimate(replace(plan, model=replace(size, layers=32)))
+    assert known.peak.bytes < found.peak.bytes
+    assert not any("one tensor is known" in line for line in known.assumptions)
 
 
 @pytest.mark.parametrize(

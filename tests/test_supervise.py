@@ -135,7 +135,9 @@ def test_a_signal_leaves_no_process(tmp_path: Path, number: signal.Signals) -> N
 
 def test_a_second_signal_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     launcher = start(
-        tmp_path, "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(120)", "60"
+        tmp_path,
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); print('deaf', flush=True); time.sleep(120)",
+        "60",
     )
     time.sleep(0.5)
     launcher.send_signal(signal.SIGINT)

@@ -136,7 +136,7 @@ def _encode(text: bytes, path: Path, source: str) -> NDArray[np.generic]:
     try:
         from tokenizers import Tokenizer
     except ImportError:
-        raise InputError("--tokenizer needs the package tokenizers: pip install 'gpu-memcalc[hf]'") from None
+        raise InputError("--tokenizer needs the package tokenizers: pip install tokenizers") from None
     if not path.is_file():
         raise FileError(f"tokenizer {path} does not exist")
     try:

@@ -23,9 +23,7 @@ def from_config(path: Path) -> Callable[[], nn.Module]:
     try:
         import transformers
     except ImportError:
-        raise InputError(
-            f"{path}: this model_type is known to transformers only: pip install 'gpu-memcalc[hf]'"
-        ) from None
+        raise InputError(f"{path}: this model_type is known to transformers only: pip install transformers") from None
     said = read_json(path, str(path))
     if not isinstance(said, dict) or not isinstance(said.get("model_type"), str):
         raise InputError(f"{path} names no model_type")

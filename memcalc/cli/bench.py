@@ -37,7 +37,8 @@ FACTS = Path(run.__file__).with_name("facts.csv")
 @click.option("--use", metavar="WORD", help="Only rows with this word in the column 'use', such as score.")
 @click.option("--source", metavar="TEXT", help="Only rows with this text in their source.")
 @click.option("--worst", "count", type=Whole(), metavar="N", help="List the N rows that are furthest off.")
-@click.option("--format", "format_", type=Name("format", FORMATS), default="table", show_default=True)
+@click.option("--format", "format_", type=Name("format", FORMATS), default="table", metavar="KIND",
+              help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(
     file: Path | None, tier: str | None, use: str | None, source: str | None, count: int | None, format_: str
 ) -> None:

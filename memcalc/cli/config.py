@@ -51,12 +51,21 @@ def configured(path: Path, words: Mapping[str, Any], scale: int | None) -> tuple
         from memcalc.machine import detect
 
         gpus = bool(detect().gpus)
-    settled = settle(file, said, model, scale=scale or 0, gpus=gpus)
+    settled = settle(file, said, model, scale=scale or 0, gpus=gpus, blocks=_blocks(typed.get("model")))
     plan = build_plan({**words, **{name.replace(".", "__"): value for name, value in settled.fields.items()}})
     check_effect(words, plan)
     for note in (*settled.notes, *_without_effect(plan, settled.fields, said, file.name)):
         click.echo(f"memcalc: {printable(note)}", err=True)
     return plan, settled.training
+
+
+def _blocks(model: object) -> tuple[str, ...]:
+    """Classes of the blocks, where the model is a config.json."""
+    if not isinstance(model, Path):
+        return ()
+    from memcalc.hf.reading import wrapped_as
+
+    return wrapped_as(model)
 
 
 def _without_effect(plan: Plan, fields: Mapping[str, Any], said: Mapping[str, Any], name: str) -> list[str]:

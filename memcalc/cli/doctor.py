@@ -30,7 +30,8 @@ Examples:
     help="With --cluster: how long ranks wait for each other.  [default: 60]",
 )
 @click.option("--strict", is_flag=True, help="Exit with 1 when something is missing, or ranks differ.")
-@click.option("--format", "format_", type=Name("format", FORMATS), default="table", show_default=True)
+@click.option("--format", "format_", type=Name("format", FORMATS), default="table", metavar="KIND",
+              help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(cluster: bool, timeout: int, strict: bool, format_: str) -> None:
     """Look at this machine: versions, GPUs, limits, ports, compiler, disk; each line is ok or says the cure.
 

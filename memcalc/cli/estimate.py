@@ -36,6 +36,10 @@ Examples:
   memcalc estimate llama-3-8b --seq-len 4096 --precision bf16 --checkpointing full --adapter lora --quantize nf4-double --gpu rtx-4090
   memcalc estimate llama-3-8b --gpus 8 --strategy deepspeed-3 --precision bf16-master --offload-optimizer cpu --checkpointing full
   memcalc estimate megatron-22b --gpus 32 --tensor-parallel 8 --pipeline-parallel 2 --accumulation 8 --strategy megatron-distributed --precision bf16-master
+  memcalc estimate my-llama/config.json --precision amp-bf16 --gpu a100-80gb
+  memcalc estimate my-llama/ --gpus 8 --strategy fsdp-full-shard
+  memcalc estimate weights.safetensors --adam
+  memcalc estimate --module net.py:Net --input-shape 12 --batch-size 64
 \b
 Models:
 """
@@ -63,7 +67,8 @@ def command(
 ) -> None:  # fmt: skip
     """Predict the peak memory of a training run on its fullest GPU.
 
-    MODEL is a named model, whose numbers the options below change; or leave it out and give --params.
+    MODEL is a named model, a config.json of Hugging Face, its folder, or a .safetensors file; options change its
+    numbers. Or leave it out and give --params for one known by its size, or --module for code of your own.
     """
     from memcalc.cli.report import explanation, summary
     from memcalc.estimate import estimate, usable_bytes

@@ -43,7 +43,8 @@ _WHAT_IF = "expandable_segments:True"
 )
 @click.option("--allocator", metavar="TEXT", help="With --history: what would this PYTORCH_CUDA_ALLOC_CONF reserve?")
 @click.option("--gpu", type=Name("GPU", GPUS), metavar="NAME", help="The card, for its ranges of context and NCCL.")
-@click.option("--format", "format_", type=Name("format", FORMATS), default="table", show_default=True)
+@click.option("--format", "format_", type=Name("format", FORMATS), default="table", metavar="KIND",
+              help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(
     allocated: int | None,
     active: int | None,

@@ -32,11 +32,13 @@ Examples:
   memcalc launch plan.json --data books/ --steps 1000 --checkpoint-every 100 --eval-every 100 --out run
   memcalc launch run/plan.json --steps 2000 --out run --resume
   memcalc launch gpt2-tiny --config fsdp_config.yaml --scale-to-ranks 2 --out run
+  memcalc launch my-llama/config.json --config fsdp_config.yaml --scale-to-ranks 2 --out run
+  memcalc launch plan.json --module net.py:Net --out run
   memcalc launch plan.json --checkpoint-every 100 --max-restarts 3 --on-oom next --out run
   memcalc launch plan.json --out /shared/run --nodes 2 --node-rank 0 --rdzv node0:29500    # and rank 1 on the other
   memcalc launch plan.json --out run --dry-run
 
-With --config the argument is a model, and options of a plan may stand beside it: see memcalc estimate --help.
+With --config the argument is a model: a named one, a config.json of Hugging Face or its folder; and options of a plan may stand beside it: see memcalc estimate --help.
 The folder of a run holds plan.json, training.json, logs/, measured/, run.json, checkpoints/ and weights/.
 Ctrl-C stops all ranks; a second one kills them at once. SIGTERM lets them save a checkpoint first (within
 25 s): the exit code is then 75, and --resume goes on as if nothing had been. Several nodes need a folder that all
@@ -162,12 +164,15 @@ def command(
         click.echo(dry(what, training, place, plan_file=file, out=out))
         return
     how: dict[str, Any] = {"place": place, "on_oom_next": on_oom == "next"}
-    if changed:
-        click.echo(changed)
     checkpoint = newest_checkpoint(out) if training.resume else None
     if checkpoint is not None and checkpoint[0] >= training.steps:
-        click.echo(f"already at step {checkpoint[0]}; give more --steps to go on")
+        click.echo(
+            f"nothing to do and nothing changed: {out} is at step {checkpoint[0]}, and --steps {training.steps} are steps in "
+            "all; give more to go on"
+        )
         return
+    if changed:
+        click.echo(changed)
     run_and_show(what, out=out, training=training, **how)
 
 

@@ -32,6 +32,7 @@ Examples:
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb
   memcalc recommend llama-3-8b --gpus 8 --gpu h100 --seq-len 4096 --global-batch 64
   memcalc recommend gpt2-xl --gpu rtx-4090 --checkpointing full --format markdown
+  memcalc recommend my-llama/config.json --gpus 8 --gpu h100 --seq-len 4096
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --rehearse
   memcalc recommend gpt2-small-text --save-plan plan.json
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --emit accelerate launch/
@@ -71,6 +72,9 @@ def command(
     steps: int | None, out: Path | None, **words: Any,
 ) -> None:  # fmt: skip
     """Choose strategy, checkpointing, micro batch and precision for a training run, fastest first.
+
+    MODEL is a named model, a config.json of Hugging Face, its folder, or a .safetensors file; or give --params. Plans of
+    a --module are not searched: compare some with memcalc estimate --module.
 
     An option that is given is kept as it is; strategy, checkpointing and micro batch that are not given are
     searched. Weights stay in float32 unless --precision or --allow-pure-16bit says otherwise: GPUs with bfloat16
@@ -247,13 +251,17 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
-    from memcalc.assumptions import uncounted
+    from memcalc.assumptions import limits, uncounted
     from memcalc.recommend import TIE
     from memcalc.search import activations_known
 
     if not activations_known(found.search.base):
         yield "activations are not counted because no shape was given"
     yield from uncounted(found.search.base)
+    tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
+    for limit in dict.fromkeys(limit for plan in tried for limit in limits(plan)):
+        names = dict.fromkeys(plan.strategy for plan in tried if limit in limits(plan))
+        yield f"{', '.join(names)}: {limit}"
     if found.plans:
         yield (
             "peak is allocated memory; headroom is what is left at the high end of what the device may show; speed is "

@@ -30,6 +30,8 @@ EXAMPLES = """\b
 Examples:
   memcalc rehearse gpt2 --batch-size 8 --precision amp-bf16 --gpu a100-80gb
   memcalc rehearse llama-3-8b --gpus 8 --strategy fsdp-full-shard --seq-len 4096 --precision amp-bf16
+  memcalc rehearse my-llama/config.json --seq-len 512 --precision bf16
+  memcalc rehearse --module net.py:Net --input-shape 12 --batch-size 64
   memcalc rehearse plan.json --format json
   memcalc rehearse --run run
 """
@@ -54,7 +56,8 @@ def command(
 ) -> None:
     """Run two steps of the real training code for one rank, without its GPUs, and show what they take.
 
-    MODEL is a named model, whose numbers the options change, or a saved plan.
+    MODEL is a named model, a config.json of Hugging Face, its folder, or the file of a saved plan; or give --module for
+    code of your own. One known by its size alone has no code to rehearse.
     """
     from memcalc.estimate import estimate
     from memcalc.rehearsal import rehearse, stage_of_rank, unrehearsed, usual_rank

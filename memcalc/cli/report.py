@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from memcalc.assumptions import activations_known, undivided
 from memcalc.estimate import Estimate, holding_gpus, usable_bytes
 from memcalc.ledger import skeleton
 from memcalc.plan import Plan
@@ -24,6 +25,12 @@ _METERS = {
     "reserved": "reserved (torch.cuda.max_memory_reserved)",
     "device": "device (what nvidia-smi shows)",
     "host": "host (RAM of the process)",
+}
+_ON_CPU = {
+    "allocated": "allocated (all tensors)",
+    "reserved": "reserved (the same: the CPU has no caching allocator)",
+    "device": "device (the same: no GPU)",
+    "host": "host (RAM of the tensors)",
 }
 _STATES = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
 
@@ -51,8 +58,8 @@ def _title(found: Estimate, format: str) -> str:
     layout = f" ({', '.join(divided)})" if divided else ""
     world = f"{plan.strategy} on {plan.ranks} rank{'s' if plan.ranks > 1 else ''}{layout}"
     recipe = f"{plan.precision}, {plan.optimizer} ({plan.optimizer_kind}), {world}"
-    known = "" if plan.family.opaque else f": {_parameters(found)}"
-    what = f"{plan.model.name}{known}, {recipe}"
+    count = _parameters(found)
+    what = f"{plan.model.name if plan.model.name == count else f'{plan.model.name}: {count}'}, {recipe}"
     first = printable(f"peak {format_both(peak.bytes)} in the moment {peak.moment}")
     title = f"**{first}**" if format == "markdown" else heading(first)
     return f"{title}\n{printable(what)}"
@@ -85,12 +92,13 @@ def _rows(found: Estimate) -> Iterator[Row]:
     yield f"at the peak ({found.peak.moment})", "peak", found.peak.bytes, found.peak.bytes
     for moment, size in found.peak.by_moment.items():
         yield "by moment", moment, size, size
-    yield "meters", _METERS["allocated"], found.peak.bytes, found.peak.bytes
+    meters = _ON_CPU if found.plan.device == "cpu" else _METERS
+    yield "meters", meters["allocated"], found.peak.bytes, found.peak.bytes
     if found.peak.moment in BEFORE:
         yield "meters", "allocated, from the first step on", found.steady.bytes, found.steady.bytes
-    yield "meters", _METERS["reserved"], found.reserved.low, found.reserved.high
-    yield "meters", _METERS["device"], found.device.low, found.device.high
-    yield "meters", _METERS["host"], found.host, found.host
+    yield "meters", meters["reserved"], found.reserved.low, found.reserved.high
+    yield "meters", meters["device"], found.device.low, found.device.high
+    yield "meters", meters["host"], found.host, found.host
 
 
 def _held_before_step(step: Timeline, category: str) -> int:
@@ -120,7 +128,9 @@ def _cards(found: Estimate) -> list[str]:
     cards = holding_gpus(found.plan, found.reserved)
     sure = [gpu.name for gpu, for_sure in cards if for_sure]
     perhaps = [gpu.name for gpu, for_sure in cards if not for_sure]
-    lines = [f"GPUs that hold it: {', '.join(sure) or 'none of the catalog'}"]
+    known = activations_known(found.plan) or bool(found.plan.model.module.factory)  # a rehearsal counted a module's
+    far = " as far as it is counted" * (not known) + ", even undivided" * bool(undivided(found.plan))
+    lines = [f"GPUs that hold it{far}: {', '.join(sure) or 'none of the catalog'}"]
     return [*lines, f"GPUs that perhaps hold it: {', '.join(perhaps)}"] if perhaps else lines
 
 

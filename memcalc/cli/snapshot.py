@@ -45,7 +45,8 @@ _POOL = ("pool", "stream", "segments", "reserved", "allocated", "waiting", "free
     metavar="N",
     help="Rows of the largest blocks, and of the most fragmented segments.  [default: 10]",
 )
-@click.option("--format", "format_", type=Name("format", FORMATS), default="table", show_default=True)
+@click.option("--format", "format_", type=Name("format", FORMATS), default="table", metavar="KIND",
+              help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(file: Path, device: int | None, count: int, format_: str) -> None:
     """Read a memory snapshot of torch: the peak by category, its largest blocks, and what reserved memory holds.
 

@@ -26,6 +26,8 @@ Examples:
   memcalc strategies
   memcalc strategies gpt2-xl --gpus 8
   memcalc strategies llama-3-8b --gpus 8 --gpu h100 --seq-len 4096 --checkpointing full
+  memcalc strategies my-llama/config.json --gpus 8 --seq-len 4096
+  memcalc strategies --module net.py:Net --input-shape 12 --batch-size 64 --gpus 4
   memcalc strategies --params 7b --gpus 16 --nodes 2 --format csv
 """
 _GIB = 2**30
@@ -38,7 +40,8 @@ _GIB = 2**30
 def command(format: str, **words: Any) -> None:
     """Compare DDP, FSDP, DeepSpeed and Megatron: memory per GPU by category, bytes sent, speed, the smallest card.
 
-    MODEL is a named model, or give --params; --gpus says over how many it is spread. Without --precision torch's
+    MODEL is a named model, a config.json of Hugging Face, its folder, or a .safetensors file; or give --params, or
+    --module for code of your own (whose activations this table does not count). --gpus says over how many it is spread. Without --precision torch's
     strategies compute in bfloat16 and the others keep float32 masters. Without a model: the list of strategies.
     """
     if not given(words):
@@ -94,10 +97,11 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
     cells = []
     for each in lines:
         other = sum(each.most[name] for name in OTHER)
-        sizes = [*(each.most[name] for name in SHOWN), other, each.peak, each.device, each.sent]
+        sizes = [*(_most(each)[name] for name in SHOWN), other, each.peak, each.device, each.sent]
         speed = _speed(each, lines)
-        cells.append([each.plan.strategy, each.plan.precision, *(f"{size / _GIB:.2f}" for size in sizes),
-                      "-" if speed is None else f"{'≤ ' if each.bound else ''}{speed:.2f}", each.smallest or "none"])  # fmt: skip
+        card = each.smallest or ("none" if each.counted and not each.limits else "-")
+        cells.append([each.plan.strategy, each.plan.precision, *("-" if size is None else f"{size / _GIB:.2f}" for size in sizes),
+                      "-" if speed is None else f"{'≤ ' if each.bound else ''}{speed:.2f}", card])  # fmt: skip
     names = [
         "GiB of the fullest GPU",
         "precision",
@@ -111,6 +115,7 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
     ]
     title = _title(base)
     notes = [
+        *_uncounted(lines),
         "each category is the most of it at any moment, and they do not all come at once: allocated is the peak; device is the "
         "high end of what nvidia-smi shows",
         "sent is what one GPU sends in an optimizer step, in rings",
@@ -132,6 +137,30 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
     )
 
 
+def _most(line: Line) -> dict[str, int | None]:
+    """The most of each category; None for activations that are not known."""
+    return {**line.most, **({} if line.counted else {"activations": None})}
+
+
+def _uncounted(lines: list[Line]) -> list[str]:
+    """Why bytes are not all there are."""
+    found = []
+    if not all(each.counted for each in lines):
+        why = (
+            "memcalc estimate --module and memcalc rehearse run a module's code for them, and this table does not"
+            if lines[0].plan.model.module.factory
+            else "no shape was given"
+        )
+        found.append(
+            f"activations are not counted, because {why}: allocated and device are without them, and no card is said to hold it"
+        )
+    limits: dict[str, list[str]] = {}
+    for each in lines:
+        for limit in each.limits:
+            limits.setdefault(limit, []).append(each.plan.strategy)
+    return found + [f"{', '.join(names)}: {limit}" for limit, names in limits.items()]
+
+
 def _by_reason(refused: list[Refused]) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for each in refused:
@@ -143,7 +172,8 @@ def _title(base: Plan) -> str:
     nodes = f" on {base.nodes} nodes" if base.nodes > 1 else ""
     card = f", {base.gpu}" if base.gpu else ""
     count = format_count(sum(weight.numel for weight in base.weights))
-    name = base.model.name if base.family.opaque else f"{base.model.name} ({count} parameters)"
+    size = f"{count} parameters"
+    name = size if base.model.name == size else f"{base.model.name} ({size})"
     each = (
         f", {base.micro_batch} sample{'s' * (base.micro_batch > 1)} of {base.tokens} tokens on each"
         if base.tokens
@@ -164,7 +194,7 @@ def _as_dict(line: Line, lines: list[Line]) -> dict[str, Any]:
     return {
         "strategy": line.plan.strategy,
         "precision": line.plan.precision,
-        **{f"{name}_bytes": size for name, size in line.most.items()},
+        **{f"{name}_bytes": size for name, size in _most(line).items()},
         "allocated_bytes": line.peak,
         "device_bytes": line.device,
         "sent_bytes": line.sent,
@@ -172,6 +202,7 @@ def _as_dict(line: Line, lines: list[Line]) -> dict[str, Any]:
         "speed_is_upper_bound": line.bound,
         "smallest_card": line.smallest,
         "verdict": line.verdict,
-        "at_peak": line.by_category,
+        "activations_counted": line.counted,
+        "at_peak": line.by_category if line.counted else {**line.by_category, "activations": None},
         "collectives": [{**dataclasses.asdict(each), "sent": round(each.sent)} for each in line.collectives],
     }

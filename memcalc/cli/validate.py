@@ -37,7 +37,8 @@ Examples:
 )
 @click.option("--tolerance", type=float, default=TOLERANCE, show_default=True, help="Percent of the allocated peak.")
 @click.option("--out", type=File(), metavar="DIR", help="Keep plans, logs and measurements here.")
-@click.option("--format", "format_", type=Name("format", FORMATS), default="table", show_default=True)
+@click.option("--format", "format_", type=Name("format", FORMATS), default="table", metavar="KIND",
+              help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(
     quick: bool,
     models: tuple[str, ...],

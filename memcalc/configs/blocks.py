@@ -33,13 +33,16 @@ def block_classes(model: Model) -> str:
     return next((name for prefix, name in _BY_NAME if named in MODELS and named.startswith(prefix)), "")
 
 
-def check_block(file: LaunchFile, model: Model) -> str:
-    """A note where a file wraps a class of which nothing is known; raises PlanError for one the model does not have."""
+def check_block(file: LaunchFile, model: Model, blocks: tuple[str, ...] = ()) -> str:
+    """A note where a file wraps a class of which nothing is known; raises PlanError for one the model does not have.
+
+    ``blocks`` are the classes that a model's own config.json tells; without them those of a named model are taken.
+    """
     wanted = [word.strip() for word in file.block_class.split(",") if word.strip()]
-    known = block_classes(model)
-    if wanted and known and known not in wanted:
+    known = blocks or tuple(filter(None, [block_classes(model)]))
+    if wanted and known and not set(known) & set(wanted):
         raise PlanError(
-            f"{file.name} wraps {', '.join(wanted)}, which {model.name} does not have; its blocks are {known}: name that, "
+            f"{file.name} wraps {', '.join(wanted)}, which {model.name} does not have; its blocks are {' and '.join(known)}: name that, "
             "or leave the class out"
         )
     return f"{file.name}: whether {model.name} has blocks of class {', '.join(wanted)} is not known" * bool(

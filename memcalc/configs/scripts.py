@@ -14,31 +14,33 @@ __all__ = ["PLAN_FILE", "sbatch", "torchrun"]
 
 PLAN_FILE = "plan.json"
 _PORT = 29500
-_HERE, _OUT = "@here@", "@out@"
+_HERE, _OUT, _PYTHON = "@here@", "@out@", "@python@"
 
 
 def torchrun(plan: Plan, training: Training) -> str:
-    """A bash script for one machine: ``bash run.sh OUT``. Raises PlanError for a plan of several."""
+    """A bash script for one machine: ``bash run.sh OUT``, with the Python that ``PYTHON`` names or ``python``. Raises PlanError for a plan of several."""
     if plan.nodes > 1:
         raise PlanError(f"the plan is for {plan.nodes} nodes; torchrun's script is for one machine, take --emit sbatch")
-    words = launch.torchrun(plan, training, launch.Place(), Path(_OUT))[3:]  # after "python -m torch.distributed.run"
+    words = [_PYTHON, *launch.torchrun(plan, training, launch.Place(), Path(_OUT))[1:]]
     words[words.index(str(Path(_OUT) / PLAN_FILE))] = f"{_HERE}/{PLAN_FILE}"
     environment = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     if plan.allocator:
         environment["PYTORCH_CUDA_ALLOC_CONF"] = plan.allocator
     exports = [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     here = 'here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"'
-    return _script([], [here, *exports, f"exec {_shell(['torchrun', *words])}"])
+    python = ["# The Python that memcalc and torch are installed for: PYTHON=.venv/bin/python bash run.sh OUT"]
+    python.append('python="${PYTHON:-python}"')
+    return _script([], [here, *python, *exports, f"exec {_shell(words)}"])
 
 
 def sbatch(plan: Plan, training: Training) -> str:
     """A batch script for Slurm: ``sbatch run.sbatch OUT`` from its folder. Each node starts its ranks; they meet on the first."""
     each = plan.ranks // plan.nodes
     words = ["srun", "memcalc", "launch", f"{_HERE}/{PLAN_FILE}", "--out", _OUT, *training.arguments()]
-    meeting = []
+    meeting = ["# memcalc is looked up on PATH: activate its environment before sbatch, or here."]
     if plan.nodes > 1:
         words += ["--nodes", str(plan.nodes), "--rdzv", "@head@:@port@"]
-        meeting = [
+        meeting += [
             'head="$(scontrol show hostnames "${SLURM_JOB_NODELIST:?}" | head -n 1)"',
             "# A port of the job's own: several jobs may share a node.",
             f'port="$(({_PORT} + SLURM_JOB_ID % 1000))"',
@@ -56,7 +58,7 @@ def _shell(words: list[str]) -> str:
     'a b' "$out"/c
     """
     text = shlex.join(words)
-    for name in ("here", "out", "head", "port"):
+    for name in ("here", "out", "head", "port", "python"):
         text = text.replace(f"@{name}@", f'"${name}"')
     return text
 

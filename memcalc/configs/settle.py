@@ -37,13 +37,22 @@ class Settled:
     """What was ignored, overruled, filled in or scaled, a line each."""
 
 
-def settle(file: LaunchFile, said: Mapping[str, Any], model: Model, *, scale: int = 0, gpus: bool = True) -> Settled:
+def settle(
+    file: LaunchFile,
+    said: Mapping[str, Any],
+    model: Model,
+    *,
+    scale: int = 0,
+    gpus: bool = True,
+    blocks: tuple[str, ...] = (),
+) -> Settled:
     """Decide what the file leaves open. ``said`` are fields given beside it: they win, and a note says so.
 
-    ``scale`` runs it on so many ranks of one machine; ``gpus`` says whether that has any. The world size of a file can
+    ``scale`` runs it on so many ranks of one machine; ``gpus`` says whether that has any; ``blocks``
+    are the classes of the model's blocks where a config.json tells them. The world size of a file can
     be changed by that alone. Raises InputError, and PlanError for a batch that does not divide.
     """
-    unknown = check_block(file, model)
+    unknown = check_block(file, model, blocks)
     notes, name = [*file.notes, *([unknown] if unknown else [])], file.name
     fields = {key: value for key, value in file.fields.items() if value != AUTO}
     said = dict(said)

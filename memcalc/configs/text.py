@@ -43,7 +43,7 @@ def _yaml(text: str, name: str) -> Any:
     try:
         import yaml
     except ImportError:
-        raise FileError(f"{name} is YAML, which needs PyYAML: pip install 'gpu-memcalc[yaml]'") from None
+        raise FileError(f"{name} is YAML, which needs PyYAML: pip install pyyaml") from None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
         if root is None:

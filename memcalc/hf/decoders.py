@@ -69,6 +69,7 @@ DECODERS = [
     ModelType(
         name="llama",
         config="LlamaConfig",
+        blocks=("LlamaDecoderLayer",),
         heads=("LlamaForCausalLM",),
         keys={
             **sizes(4096, 32, 32, None, 11008, 32000, 2048),
@@ -87,6 +88,7 @@ DECODERS = [
     ModelType(
         name="mistral",
         config="MistralConfig",
+        blocks=("MistralDecoderLayer",),
         heads=("MistralForCausalLM",),
         keys={
             **sizes(4096, 32, 32, 8, 14336, 32000, 131072, kv_null=NEEDED),
@@ -102,6 +104,7 @@ DECODERS = [
     ModelType(
         name="qwen2",
         config="Qwen2Config",
+        blocks=("Qwen2DecoderLayer",),
         heads=("Qwen2ForCausalLM",),
         keys={
             **sizes(4096, 32, 32, 32, 22016, 151936, 32768),
@@ -116,6 +119,7 @@ DECODERS = [
     ModelType(
         name="qwen3",
         config="Qwen3Config",
+        blocks=("Qwen3DecoderLayer",),
         heads=("Qwen3ForCausalLM",),
         keys={
             **sizes(4096, 32, 32, 32, 22016, 151936, 32768),
@@ -133,6 +137,7 @@ DECODERS = [
     ModelType(
         name="gemma",
         config="GemmaConfig",
+        blocks=("GemmaDecoderLayer",),
         heads=("GemmaForCausalLM",),
         keys={
             **sizes(3072, 28, 16, 16, 24576, 256000, 8192, kv_null=NEEDED),
@@ -148,6 +153,7 @@ DECODERS = [
     ModelType(
         name="gemma2",
         config="Gemma2Config",
+        blocks=("Gemma2DecoderLayer",),
         heads=("Gemma2ForCausalLM",),
         keys={
             **sizes(2304, 26, 8, 4, 9216, 256000, 8192, kv_null=NEEDED),
@@ -165,6 +171,7 @@ DECODERS = [
     ModelType(
         name="gemma3_text",
         config="Gemma3TextConfig",
+        blocks=("Gemma3DecoderLayer",),
         heads=("Gemma3ForCausalLM",),
         keys={
             **sizes(2304, 26, 8, 4, 9216, 262208, 131072, kv_null=NEEDED),
@@ -182,6 +189,7 @@ DECODERS = [
     ModelType(
         name="phi",
         config="PhiConfig",
+        blocks=("PhiDecoderLayer",),
         heads=("PhiForCausalLM",),
         keys={
             **sizes(2048, 24, 32, None, 8192, 51200, 2048),
@@ -199,6 +207,7 @@ DECODERS = [
         # As the first files of microsoft/phi-1_5 and phi-2 had it, whose own configuration_phi.py took GPT's names.
         name="phi-msft",
         config="PhiConfig",
+        blocks=("PhiDecoderLayer",),
         heads=("PhiForCausalLM",),
         keys={
             "hidden": count("n_embd", 1024),
@@ -219,6 +228,7 @@ DECODERS = [
     ModelType(
         name="phi3",
         config="Phi3Config",
+        blocks=("Phi3DecoderLayer",),
         heads=("Phi3ForCausalLM",),
         keys={
             **sizes(3072, 32, 32, None, 8192, 32064, 4096),

@@ -165,6 +165,7 @@ ENCODER_DECODERS = [
     ModelType(
         name="t5",
         config="T5Config",
+        blocks=("T5Block",),
         heads=("T5ForConditionalGeneration",),
         keys=_t5_keys(32128, 2048, 6, 8, "relu"),
         fields=_t5,
@@ -175,6 +176,7 @@ ENCODER_DECODERS = [
     ModelType(
         name="mt5",
         config="MT5Config",
+        blocks=("MT5Block",),
         heads=("MT5ForConditionalGeneration",),
         keys=_t5_keys(250112, 1024, 8, 6, "gated-gelu"),
         fields=_t5,
@@ -185,6 +187,7 @@ ENCODER_DECODERS = [
     ModelType(
         name="whisper",
         config="WhisperConfig",
+        blocks=("WhisperEncoderLayer", "WhisperDecoderLayer"),
         heads=("WhisperForConditionalGeneration",),
         keys={
             **_side_keys(384, 4, 6, 1536, 51865),
@@ -200,6 +203,7 @@ ENCODER_DECODERS = [
     ModelType(
         name="mbart",
         config="MBartConfig",
+        blocks=("MBartEncoderLayer", "MBartDecoderLayer"),
         heads=("MBartForConditionalGeneration", "MBartForCausalLM"),
         keys={
             **_side_keys(1024, 12, 16, 4096, 50265),
@@ -213,6 +217,7 @@ ENCODER_DECODERS = [
     ModelType(
         name="bart",
         config="BartConfig",
+        blocks=("BartEncoderLayer", "BartDecoderLayer"),
         heads=("BartForConditionalGeneration", "BartForCausalLM"),
         keys={
             **_side_keys(1024, 12, 16, 4096, 50265),

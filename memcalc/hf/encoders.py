@@ -170,6 +170,7 @@ ENCODERS = [
     ModelType(
         name="bert",
         config="BertConfig",
+        blocks=("BertLayer",),
         heads=tuple(_BERT),
         keys={**_sizes(12, 768, 12, 3072, 30522), **_OTHERWISE},
         fields=_fields(_BERT),
@@ -180,6 +181,7 @@ ENCODERS = [
     ModelType(
         name="roberta",
         config="RobertaConfig",
+        blocks=("RobertaLayer",),
         heads=tuple(_ROBERTA),
         keys={**_sizes(12, 768, 12, 3072, 50265), "padding": count("pad_token_id", 1, least=0), **_OTHERWISE},
         fields=_roberta_fields,
@@ -190,6 +192,7 @@ ENCODERS = [
     ModelType(
         name="distilbert",
         config="DistilBertConfig",
+        blocks=("TransformerBlock",),
         heads=tuple(_DISTILBERT),
         keys={
             "vocab": count("vocab_size", 30522),
@@ -211,6 +214,7 @@ ENCODERS = [
     ModelType(
         name="electra",
         config="ElectraConfig",
+        blocks=("ElectraLayer",),
         heads=tuple(_ELECTRA),
         keys={**_sizes(12, 256, 4, 1024, 30522), "embedding": count("embedding_size", 128), **_OTHERWISE},
         fields=_electra_fields,

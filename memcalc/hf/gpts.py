@@ -75,6 +75,7 @@ GPTS = [
     ModelType(
         name="gpt2",
         config="GPT2Config",
+        blocks=("GPT2Block",),
         heads=("GPT2LMHeadModel",),
         keys={
             **gpt_sizes(_OF_GPT2, 768, 12, 12, 50257, 1024),
@@ -93,6 +94,7 @@ GPTS = [
     ModelType(
         name="gptj",
         config="GPTJConfig",
+        blocks=("GPTJBlock",),
         heads=("GPTJForCausalLM",),
         keys={
             **gpt_sizes(_OF_GPT2, 4096, 28, 16, 50400, 2048),
@@ -110,6 +112,7 @@ GPTS = [
     ModelType(
         name="gpt_neo",
         config="GPTNeoConfig",
+        blocks=("GPTNeoBlock",),
         heads=("GPTNeoForCausalLM",),
         keys={
             **gpt_sizes(
@@ -133,6 +136,7 @@ GPTS = [
     ModelType(
         name="gpt_bigcode",
         config="GPTBigCodeConfig",
+        blocks=("GPTBigCodeBlock",),
         heads=("GPTBigCodeForCausalLM",),
         keys={
             **gpt_sizes(_OF_GPT2, 768, 12, 12, 50257, 1024),

@@ -46,6 +46,7 @@ LATER_DECODERS = [
     ModelType(
         name="granite",
         config="GraniteConfig",
+        blocks=("GraniteDecoderLayer",),
         heads=("GraniteForCausalLM",),
         keys={
             **sizes(4096, 32, 32, None, 11008, 32000, 2048),
@@ -68,6 +69,7 @@ LATER_DECODERS = [
     ModelType(
         name="smollm3",
         config="SmolLM3Config",
+        blocks=("SmolLM3DecoderLayer",),
         heads=("SmolLM3ForCausalLM",),
         keys={
             **sizes(2048, 36, 16, 4, 11008, 128256, 32768),
@@ -89,6 +91,7 @@ LATER_DECODERS = [
     ModelType(
         name="starcoder2",
         config="Starcoder2Config",
+        blocks=("Starcoder2DecoderLayer",),
         heads=("Starcoder2ForCausalLM",),
         keys={
             **sizes(3072, 30, 24, 2, 12288, 49152, 4096, kv_null=NEEDED),
@@ -106,6 +109,7 @@ LATER_DECODERS = [
     ModelType(
         name="mpt",
         config="MptConfig",
+        blocks=("MptBlock",),
         heads=("MptForCausalLM",),
         keys={
             **gpt_sizes(

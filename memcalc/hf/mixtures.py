@@ -98,6 +98,7 @@ MIXTURES = [
     ModelType(
         name="mixtral",
         config="MixtralConfig",
+        blocks=("MixtralDecoderLayer",),
         heads=("MixtralForCausalLM",),
         keys={
             **sizes(4096, 32, 32, 8, 14336, 32000, 131072, kv_null=NEEDED),
@@ -115,6 +116,7 @@ MIXTURES = [
     ModelType(
         name="qwen2_moe",
         config="Qwen2MoeConfig",
+        blocks=("Qwen2MoeDecoderLayer",),
         heads=("Qwen2MoeForCausalLM",),
         keys={
             **sizes(2048, 24, 16, 16, 5632, 151936, 32768, kv_null=NEEDED),
@@ -133,6 +135,7 @@ MIXTURES = [
     ModelType(
         name="qwen3_moe",
         config="Qwen3MoeConfig",
+        blocks=("Qwen3MoeDecoderLayer",),
         heads=("Qwen3MoeForCausalLM",),
         keys={
             **sizes(2048, 24, 32, 4, 6144, 151936, 32768, kv_null=NEEDED),
@@ -150,6 +153,7 @@ MIXTURES = [
     ModelType(
         name="deepseek_v2",
         config="DeepseekV2Config",
+        blocks=("DeepseekV2DecoderLayer",),
         heads=("DeepseekV2ForCausalLM",),
         keys={
             **sizes(4096, 32, 32, None, 11008, 102400, 2048),
@@ -164,6 +168,7 @@ MIXTURES = [
     ModelType(
         name="deepseek_v3",
         config="DeepseekV3Config",
+        blocks=("DeepseekV3DecoderLayer",),
         heads=("DeepseekV3ForCausalLM",),
         keys={
             **sizes(7168, 61, 128, 128, 18432, 129280, 4096),

@@ -113,6 +113,7 @@ OPEN_GPTS = [
     ModelType(
         name="gpt_neox",
         config="GPTNeoXConfig",
+        blocks=("GPTNeoXLayer",),
         heads=("GPTNeoXForCausalLM",),
         keys={
             **gpt_sizes(_OF_LLAMA, 6144, 44, 64, 50432, 2048),
@@ -140,6 +141,7 @@ OPEN_GPTS = [
     ModelType(
         name="falcon",
         config="FalconConfig",
+        blocks=("FalconDecoderLayer",),
         heads=("FalconForCausalLM",),
         keys={
             **gpt_sizes(_OF_LLAMA, 4544, 32, 71, 65024, 2048),
@@ -162,6 +164,7 @@ OPEN_GPTS = [
     ModelType(
         name="opt",
         config="OPTConfig",
+        blocks=("OPTDecoderLayer",),
         heads=("OPTForCausalLM",),
         keys={
             **gpt_sizes(_OF_LLAMA, 768, 12, 12, 50272, 2048),
@@ -184,6 +187,7 @@ OPEN_GPTS = [
     ModelType(
         name="bloom",
         config="BloomConfig",
+        blocks=("BloomBlock",),
         heads=("BloomForCausalLM",),
         # The class has no longest sequence; files say what theirs was trained on, BLOOM's own 2048.
         keys={**gpt_sizes(_OF_BLOOM, 64, 2, 8, 250880, 2048), **_TIED},

@@ -16,7 +16,7 @@ from memcalc.hf.rows import TYPES
 from memcalc.hf.weight_files import is_index, of_file, of_index
 from memcalc.models import FAMILIES, Model
 
-__all__ = ["UnknownModelType", "of_config", "read_config", "read_model", "written_as"]
+__all__ = ["UnknownModelType", "of_config", "read_config", "read_model", "wrapped_as", "written_as"]
 
 # Sizes without which no decoder can be counted; only a repository's own code could tell what null means.
 _SIZES = (
@@ -72,6 +72,14 @@ def written_as(path: str | Path) -> Mapping[str, str]:
     if not isinstance(found, dict) or found.get("model_type") not in TYPES:
         return {}
     return _of_json(found, file).written
+
+
+def wrapped_as(path: str | Path) -> tuple[str, ...]:
+    """Classes of transformers that the blocks of a config.json's model have; empty where they are not known."""
+    file = config_file(Path(path))
+    found = {} if file.suffix == ".safetensors" else read_json(file, str(file))
+    model_type = found.get("model_type") if isinstance(found, dict) else None
+    return TYPES[model_type].blocks if isinstance(model_type, str) and model_type in TYPES else ()
 
 
 def read_config(path: str | Path) -> HfModel:

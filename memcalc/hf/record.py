@@ -23,6 +23,9 @@ class ModelType:
     name: str
     config: str
     """The configuration class."""
+    blocks: tuple[str, ...] = ()
+    """Classes of the repeated blocks, which FSDP files name (``_no_split_modules`` and the layers of modeling_*.py); empty
+    where parts of their own have them."""
     heads: tuple[str, ...]
     """Classes whose module is counted, the usual one first; ``architectures`` in the file chooses."""
     keys: Mapping[str, Key]

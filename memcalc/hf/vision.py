@@ -131,6 +131,7 @@ VISION = [
     ModelType(
         name="vit",
         config="ViTConfig",
+        blocks=("ViTLayer",),
         heads=("ViTForImageClassification", "ViTModel"),
         keys={
             **_sizes(16, "gelu"),
@@ -148,6 +149,7 @@ VISION = [
     ModelType(
         name="clip_vision_model",
         config="CLIPVisionConfig",
+        blocks=("CLIPEncoderLayer",),
         heads=("CLIPVisionModel",),
         keys=_sizes(32, "quick_gelu"),
         fields=_clip,

@@ -73,7 +73,8 @@ def _of_tensors(tensors: Iterable[Stored], name: str, source: str) -> Model:
     said = ", ".join(f"{count:,} of {dtype}" for dtype, count in bits.most_common())
     notes = [f"parameters are counted from {source}: {said}; what is trained in is --precision"]
     if others := len(tensors) - len(floats):
-        notes.append(f"{others} tensors of whole numbers are not counted: buffers, or weights packed by quantisation")
+        are = "tensor of whole numbers is" if others == 1 else "tensors of whole numbers are"
+        notes.append(f"{others} {are} not counted: buffers, or weights packed by quantisation")
     return _sized(sum(bits.values()), name, notes)
 
 

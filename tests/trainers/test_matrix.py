@@ -1,6 +1,6 @@
 """Every strategy of torch on 2 and 4 ranks: it learns what one rank learns, holds what was estimated, and goes on from its checkpoint.
 
-One in three runs by default; ALL_RUNS takes all.
+One in five runs by default; ALL_RUNS takes all.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ TWO: dict[str, Fields] = some(
         "fsdp-offload": {"strategy": "fsdp-full-shard", "offload": HOST},
         "1f1b-checkpoint": PIPED | {"checkpoint_every": 1},
         "gpipe-many": {"accumulation": 8, "layout": Layout(pipeline=2, schedule="gpipe")},
-    }
+    },
+    one_in=5,
 )
 FOUR: dict[str, Fields] = some(
     {
@@ -65,7 +66,8 @@ FOUR: dict[str, Fields] = some(
         "hybrid-1": {"strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(version="1", replicas=2)},
         "fsdp-tensor": {"model": LLAMA, "strategy": "fsdp-full-shard", "layout": Layout(tensor=2), "accumulation": 2},
         "fsdp-1": {"strategy": "fsdp-full-shard", "fsdp": OLD},
-    }
+    },
+    one_in=5,
 )  # fmt: skip
 
 

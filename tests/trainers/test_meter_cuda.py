@@ -69,7 +69,9 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(torch.cuda.memory, "_snapshot", card.snapshot)
     # The weights of this test lie on the CPU; on the card they are what has address 1.
     monkeypatch.setattr(
-        meters, "storages", lambda tensors, device: {1: 1000} if isinstance(next(tensors, None), nn.Parameter) else {}
+        meters,
+        "storages",
+        lambda tensors, device, where=None: {1: 1000} if isinstance(next(tensors, None), nn.Parameter) else {},
     )
     return card
 

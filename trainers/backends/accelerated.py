@@ -28,7 +28,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     try:
         import accelerate
     except ImportError as error:
-        raise RunError(f"accelerate cannot be imported ({error}); pip install 'gpu-memcalc[accelerate]'") from None
+        raise RunError(f"accelerate cannot be imported ({error}); pip install accelerate") from None
     blocks = sorted({type(unit).__name__ for unit in units(model, plan)})
     materialise(model, plan, device_of(mesh), seed)
     optimizer = optimizers.make(model.parameters(), plan)

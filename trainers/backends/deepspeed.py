@@ -90,7 +90,7 @@ def _load(kind: str) -> Any:
     try:
         import deepspeed
     except ImportError as error:
-        raise RunError(f"deepspeed cannot be imported ({error}); pip install 'gpu-memcalc[deepspeed]'") from None
+        raise RunError(f"deepspeed cannot be imported ({error}); pip install deepspeed") from None
 
     return deepspeed
 
