@@ -16,7 +16,7 @@ from memcalc.units import format_both
 
 __all__ = [
     "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "limits",
-    "undivided",
+    "uncounted", "undivided",
 ]  # fmt: skip
 
 GUESSED = (
@@ -51,6 +51,35 @@ def activations_known(plan: Plan) -> bool:
         or not model.module.factory
         and bool(model.layer_bytes or (model.features and model.layers))
     )
+
+
+def uncounted(plan: Plan) -> list[str]:
+    """What the plan's model keeps and nothing here counts, in sentences; with any of them no verdict is ``fits``."""
+    model, said = plan.model, list(plan.model.uncounted)
+    if 0 < model.window < plan.tokens:
+        # transformers/masking_utils.py; torch's sdp_utils_cpp and attention.cpp, convert_boolean_attn_mask.
+        said.append(
+            f"{plan.tokens} tokens are more than the sliding_window of {model.window}: transformers gives attention a mask of "
+            "tokens x tokens, of which each layer keeps a copy, and neither is counted; with --seq-len up to the window "
+            "there is none"
+        )
+    if model.wide_scores and plan.kernel == "eager" and plan.precision_row.compute != "float32":
+        said.append(
+            "transformers keeps float32 copies of queries and keys for attention written out, which are not counted"
+        )
+    return said
+
+
+def dropout(plan: Plan) -> list[str]:
+    """Which dropout is counted, where the model's file says one."""
+    said = plan.model.dropout
+    if not said:
+        return []
+    if plan.dropout == said:
+        return [
+            f"dropout {said:g} is the largest of the file, counted wherever the model has one; --dropout says another"
+        ]
+    return [f"dropout {plan.dropout:g} is counted, where the file says {said:g}"]
 
 
 def undivided(plan: Plan) -> str:
@@ -90,9 +119,9 @@ def compiled(plan: Plan) -> str:
 
 
 def assumptions(
-    plan: Plan, reserved: Range, *, stage: int, uncounted: int, host: int, rehearsal: Rehearsed | None = None
+    plan: Plan, reserved: Range, *, stage: int, in_blocks: int, host: int, rehearsal: Rehearsed | None = None
 ) -> list[str]:
-    """What the estimate takes for granted, in sentences; ``uncounted`` is what blocks hold beside their tensors, ``host``
+    """What the estimate takes for granted, in sentences; ``in_blocks`` is what blocks hold beside their tensors, ``host``
     what one rank holds there."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
     if plan.layout.pipeline > 1:
@@ -109,7 +138,7 @@ def assumptions(
         said.append(f"tensor parallel is {whose}, as the model's family is written")
     if plan.family.assumption:
         said.append(plan.family.assumption)
-    said.extend(plan.model.notes)
+    said += [*plan.model.notes, *dropout(plan), *uncounted(plan)]
     forms = [f"{field} {form}" for field, form in dataclasses.asdict(plan.implementation).items() if form != "auto"]
     if forms:
         said.append(f"the model's code is written with {', '.join(forms)}")
@@ -151,10 +180,10 @@ def assumptions(
         said.append("one thread per rank; scratch memory inside oneDNN's kernels is not counted")
         return said
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
-    if uncounted:
+    if in_blocks:
         said.append(
             f"blocks of more than 1 MiB are not split to the last byte: max_memory_allocated, which counts blocks, may "
-            f"be {format_both(uncounted)} higher"
+            f"be {format_both(in_blocks)} higher"
         )
     if not plan.family.opaque:
         said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens and not plan.family.unplayed else [])

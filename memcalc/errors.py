@@ -26,6 +26,8 @@ class MemcalcError(Exception):
 
 # So many names are listed whole; of more, so many of the closest.
 _ALL_SHOWN, _CLOSE = 20, 8
+LONGEST = 100
+"""Characters of a mistaken name that are compared with those known: none is longer, and to compare takes their square."""
 
 
 class InputError(MemcalcError):
@@ -46,12 +48,13 @@ class UnknownNameError(InputError):
         from difflib import get_close_matches  # only a mistake needs it, and every start would pay for it
 
         spelled = {known.lower(): known for known in self.known}
-        near = get_close_matches(name.lower(), spelled, n=1, cutoff=0.5)
+        written = name[:LONGEST].lower()
+        near = get_close_matches(written, spelled, n=1, cutoff=0.5)
         self.nearest = spelled[near[0]] if near else None
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
         shown = self.known
         if len(shown) > _ALL_SHOWN:
-            shown = get_close_matches(name.lower(), shown, n=_CLOSE, cutoff=0.0)
+            shown = get_close_matches(written, shown, n=_CLOSE, cutoff=0.0)
         more = f" and {len(self.known) - len(shown)} more" if len(shown) < len(self.known) else ""
         super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(shown) or 'none'}{more}")
 

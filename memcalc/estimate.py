@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from memcalc.assumptions import REHEARSED, Rehearsed, activations_known, assumptions, undivided
+from memcalc.assumptions import REHEARSED, Rehearsed, activations_known, assumptions, uncounted, undivided
 from memcalc.hardware import GPUS, Gpu
 from memcalc.host import host_tensors
 from memcalc.ledger import fullest, skeleton
@@ -59,7 +59,7 @@ class Estimate:
     verdict: str
     """``fits``, ``tight``, ``does-not-fit``, or ``unknown`` when something that matters was not given."""
     whole: bool = True
-    """Nothing of the user's own code is missing, so that a card can be said to hold it."""
+    """Nothing of the model is known to be missing, so that a card can be said to hold it."""
     assumptions: tuple[str, ...]
     held: Reserved | None = None
     """What the caching allocator would hold on a card without an end; None on a CPU."""
@@ -103,7 +103,7 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None =
     held = None if plan.device == "cpu" else replayed(plan, timeline)
     reserved = reserved_range(plan, timeline, capacity=capacity, free=held)
     device, host = device_range(plan, reserved, gpu), host_bytes(plan, peak.bytes)
-    uncounted = held.peak_allocated - peak.bytes if held else 0
+    in_blocks = held.peak_allocated - peak.bytes if held else 0
     return Estimate(
         plan=plan,
         stage=stage,
@@ -115,9 +115,9 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None =
         host=host,
         parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
         verdict=verdict(plan, device, gpu, sure=rehearsal is not None and rehearsal.sure),
-        whole=not plan.model.module.factory or (rehearsal is not None and rehearsal.sure),
+        whole=not uncounted(plan) and (not plan.model.module.factory or (rehearsal is not None and rehearsal.sure)),
         assumptions=tuple(
-            assumptions(plan, reserved, stage=stage, uncounted=uncounted, host=host, rehearsal=rehearsal)
+            assumptions(plan, reserved, stage=stage, in_blocks=in_blocks, host=host, rehearsal=rehearsal)
         ),
         held=held,
     )
@@ -168,7 +168,7 @@ def verdict(plan: Plan, device: Range, gpu: Gpu | None, *, sure: bool = False) -
     usable = usable_bytes(plan, gpu)
     if device.low > usable:
         return "unknown" if undivided(plan) else "does-not-fit"
-    if not (activations_known(plan) or sure):
+    if not (activations_known(plan) or sure) or uncounted(plan):
         return "unknown"
     return "fits" if device.high <= usable else "tight"
 

@@ -29,6 +29,7 @@ __all__ = [
     "Run",
     "check",
     "check_place",
+    "check_plan",
     "command",
     "environment",
     "installed_torch",
@@ -164,6 +165,16 @@ def environment(base: Mapping[str, str], allocator: str = "") -> dict[str, str]:
 def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) -> list[str]:
     """Everything that can be known before a process starts; returns warnings, raises MemcalcError."""
     require_torch()
+    require_engine(plan)
+    if training.accelerate:
+        require_accelerate(plan)
+    check_plan(plan, out=out, training=training, place=place)
+    check_space(plan, out)
+    return _check_machine(plan)
+
+
+def check_plan(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) -> None:
+    """What can be known of a run whatever this machine has; raises MemcalcError, and writes nothing."""
     if plan.model.family == "size":
         raise PlanError(
             f"{plan.model.name} is known by its size only; a model to train needs a family: mlp, gpt2 or llama"
@@ -171,9 +182,6 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
     if plan.untrained:
         raise PlanError(f"this plan can be estimated, but memcalc cannot train {plan.untrained}")
     check_place(plan, place)
-    require_engine(plan)
-    if training.accelerate:
-        require_accelerate(plan)
     row = plan.optimizer_row
     if not row.library.startswith("torch."):
         raise PlanError(f"{row.name} can be estimated but not trained: {row.library} is not part of torch, take adamw")
@@ -181,8 +189,6 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
         raise PlanError(f"{row.name} can be estimated but not trained: its step takes more than gradients, take adamw")
     if not place.node:
         check_folder(plan, out, resume=training.resume)
-    check_space(plan, out)
-    return _check_machine(plan)
 
 
 def check_place(plan: Plan, place: Place) -> None:

@@ -172,4 +172,10 @@ class Layout(Group):
             return "with pipeline parallel and a head that is computed chunk by chunk"
         if plan.precision_row.loss_scaling:
             return "with pipeline parallel and scaled losses; take bf16"
+        if self.schedule == "1f1b" and plan.accumulation < self.pipeline:
+            # torch/distributed/pipelining/schedules.py, Schedule1F1B.__init__
+            return (
+                f"with {plan.accumulation} micro batch{'es' * (plan.accumulation > 1)} a step for {self.pipeline} stages of "
+                f"1f1b; give --accumulation {self.pipeline} or more"
+            )
         return ""

@@ -96,6 +96,9 @@ def continued(out: Path, given: Mapping[str, Any]) -> tuple[Training, str]:
 
 def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
     """Raises FileError when ``out`` cannot be the folder of this run, PlanError when it holds another run."""
+    for place in (out.absolute(), *out.absolute().parents):
+        if place.is_symlink() and not place.exists():
+            raise FileError(f"{place} is a link that leads to nothing, or in a circle; give a folder for the run")
     if out.exists() and not out.is_dir():
         raise FileError(f"{out} is a file; give a folder for the run")
     with contextlib.suppress(OSError):  # no lock, so no run
@@ -115,8 +118,6 @@ def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
     place = _existing(out)
     if not place.is_dir():
         raise FileError(f"{out} cannot be made: {place} is a file")
-    if not os.access(place, os.W_OK | os.X_OK):
-        raise FileError(f"{out} cannot be written: no permission in {place}")
 
 
 def _free(out: Path) -> bool:
@@ -160,12 +161,15 @@ def _lock(out: Path, flags: int, node: int = 0) -> int:
 
 
 def check_space(plan: Plan, out: Path) -> None:
-    """Raises FileError when the disk has no room for one checkpoint and the final weights."""
+    """Raises FileError when ``out`` cannot be written here, or the disk has no room for one checkpoint and the final weights."""
+    place = _existing(out)
+    if not os.access(place, os.W_OK | os.X_OK):
+        raise FileError(f"{out} cannot be written: no permission in {place}")
     dtype = plan.precision_row.weights
     parameters = sum(weight.numel * DTYPE_BYTES[weight.dtype or dtype] for weight in plan.weights)
     trained = [weight for weight in plan.weights if weight.trainable]
     states = sum(sum(plan.optimizer_row.state_bytes(weight, weight.dtype or dtype)) for weight in trained)
-    needed, free = 2 * parameters + states, shutil.disk_usage(_existing(out)).free
+    needed, free = 2 * parameters + states, shutil.disk_usage(place).free
     if free < needed:
         raise FileError(
             f"{out} has {format_bytes(free)} left; one checkpoint and the final weights need {format_bytes(needed)}"

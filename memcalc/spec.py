@@ -181,8 +181,16 @@ class Model:
     """Blocks of the tower whose output is read; the rest run in vain."""
     class_place: bool = False
     """The tower's class token is one of the places that the text model gets."""
+    dropout: float = 0.0
+    """The largest dropout that its config.json has; a plan in words takes it over."""
+    window: int = 0
+    """Tokens that attention looks back, where its config.json has a limit; it saves no work, and makes a mask."""
+    wide_scores: bool = False
+    """Queries and keys are multiplied in float32 where attention is written out (transformers' GPT-J and GPT-Neo)."""
     notes: tuple[str, ...] = ()
     """What was taken for granted when its numbers were read, in sentences."""
+    uncounted: tuple[str, ...] = ()
+    """Dropout of its config.json that no estimate counts, in sentences; with any no verdict is ``fits``."""
     parameters: int = 0
     """Parameter count, for a model known by its size only (family ``size``)."""
     layer_bytes: int = 0

@@ -76,6 +76,8 @@ class Training:
             read_schedule(self.schedule, self.learning_rate, self.steps)
         if self.data is not None and not self.data.exists():
             raise FileError(f"data {self.data} does not exist; give a text file, a folder, or leave --data out")
+        if self.data is not None and not (self.data.is_file() or self.data.is_dir()):
+            raise FileError(f"data {self.data} is a device, a pipe or a socket; give a text file or a folder")
         if self.tokenizer is not None and not self.tokenizer.is_file():
             raise FileError(
                 f"tokenizer {self.tokenizer} does not exist; give a tokenizers JSON, or leave --tokenizer out"

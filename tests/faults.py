@@ -935,4 +935,16 @@ FAULTS = [
         right="wanted = node.wants(place)",
         wrong="wanted = False",
     ),
+    Fault(
+        name="what is known not to be counted may fit",
+        file="estimate.py",
+        right=" or uncounted(plan):\n",
+        wrong=":\n",
+    ),
+    Fault(
+        name="the dropout of a config.json is not counted",
+        file="cli/options.py",
+        right='        fields.setdefault("dropout", model.dropout)\n',
+        wrong="        pass\n",
+    ),
 ]

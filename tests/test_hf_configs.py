@@ -39,10 +39,12 @@ def of(name: str) -> dict[str, Any]:
 
 
 def bare(model: Model) -> Model:
-    """Without its name, its notes, words that say the default, and how transformers lays tensors out."""
+    """Without its name, its notes, its dropout, words that say the default, and how transformers lays tensors out."""
     usual = {"positions": "rotary", "activation": "silu"}
     blank = {field: "" for field, word in usual.items() if getattr(model, field) == word}
-    return dataclasses.replace(model, name="", notes=(), stacked=False, head_major=False, **blank)
+    return dataclasses.replace(
+        model, name="", notes=(), dropout=0.0, wide_scores=False, stacked=False, head_major=False, **blank
+    )
 
 
 def test_the_index_names_every_file() -> None:

@@ -189,7 +189,7 @@ def test_a_rehearsed_module_is_not_held_against_a_ledger_that_knows_half(
         rank=0, instrument="a stub", moment="step", allocated_peak=step.peak().bytes, by_moment={}, parameters=0,
         gradients=0, optimizer=0, init_peak=0, timeline=step,
     )  # fmt: skip
-    monkeypatch.setattr("memcalc.rehearsal.rehearse_module", lambda plan, **words: (found, 0))
+    monkeypatch.setattr("memcalc.rehearsal.rehearse_module", lambda plan, **words: (found, (), ()))
     said = run("rehearse", "plan.json", "--module", "own:tiny")
     assert said.exit_code == 0, said.output
     assert "ledger off" not in said.output and "%" not in said.output

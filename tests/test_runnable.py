@@ -55,8 +55,8 @@ def test_what_trainers_cannot_run(plan: Plan, why: str) -> None:
 @pytest.mark.parametrize(
     "plan",
     [
-        replace(PLAN, strategy="single", layout=PIPED),
-        replace(PLAN, ranks=4, layout=PIPED),
+        replace(PLAN, strategy="single", layout=PIPED, accumulation=2),
+        replace(PLAN, ranks=4, layout=PIPED, accumulation=2),
         replace(PLAN, strategy="fsdp-full-shard", fsdp=Fsdp(version="1")),
         replace(PLAN, strategy="fsdp-full-shard", offload=HOST),
         replace(LLAMA, ranks=4, strategy="fsdp-hybrid-shard", layout=Layout(tensor=2), fsdp=Fsdp(replicas=2)),
@@ -105,7 +105,7 @@ def test_deepspeed_is_looked_for_and_so_is_a_compiler(monkeypatch: pytest.Monkey
         (replace(PLAN, strategy="fsdp-full-shard"), PlanError, "makes DDP of FSDP without a word"),
         (ZERO, PlanError, "not around deepspeed-2"),
         (replace(PLAN, precision="amp-bf16"), PlanError, "not around ddp in amp-bf16"),
-        (replace(PLAN, strategy="single", layout=PIPED), PlanError, "leave out --accelerate"),
+        (replace(PLAN, strategy="single", layout=PIPED, accumulation=2), PlanError, "leave out --accelerate"),
     ],
 )
 def test_accelerate_is_asked_for_what_it_does(

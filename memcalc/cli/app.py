@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 import memcalc
-from memcalc.errors import MemcalcError, shorten
+from memcalc.errors import LONGEST, MemcalcError, shorten
 from memcalc.tables import printable
 
 __all__ = ["app"]
@@ -75,7 +75,7 @@ class App(click.Group):
         if not name.startswith("-") and name not in known:
             from difflib import get_close_matches
 
-            near = get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+            near = get_close_matches(name[:LONGEST].lower(), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}? " if near else ""
             raise click.UsageError(f"unknown command {shorten(name)}; {hint}known: {', '.join(known)}", ctx)
         return super().resolve_command(ctx, args)

@@ -16,7 +16,7 @@ from memcalc.cli.kinds import File, ModelName, Name, Whole
 from memcalc.cli.options import Command, beside_options, given
 from memcalc.compare import compare_run
 from memcalc.errors import FileError, InputError
-from memcalc.launch import Place, Run, check_place, launch, torchrun
+from memcalc.launch import Place, Run, check_plan, launch, torchrun
 from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.module import rehearse
@@ -147,20 +147,25 @@ def command(
     trains |= {field: value for field, value in found.items() if field not in {*chosen, "out"}}
     # SLURM sets the node's number for any job; a plan for one node has no use for it.
     place = Place(node=(node_rank or 0) if what.nodes > 1 else 0, rendezvous=rdzv, restarts=max_restarts)
+    if what.nodes == 1 and ctx.get_parameter_source("node_rank") == ParameterSource.COMMANDLINE:
+        raise InputError("--node-rank is for several nodes; this plan is for one: give --nodes N, or leave it out")
+    training, changed = (
+        continued(out, {field: trains[field] for field in chosen}) if trains["resume"] else (Training(**trains), "")
+    )
     if dry_run:
         file = plan if plan is not None and config is None else out / "plan.json"
         if config is not None:
             click.echo(
                 f"memcalc: {file} is the plan that memcalc estimate --config {config} --save-plan writes", err=True
             )
-        click.echo(dry(what, Training(**trains), place, plan_file=file, out=out))
+        if on_oom == "next":
+            click.echo(
+                "memcalc: the line does not go on with another plan; --on-oom next does without --dry-run", err=True
+            )
+        click.echo(dry(what, training, place, plan_file=file, out=out))
         return
     how: dict[str, Any] = {"place": place, "on_oom_next": on_oom == "next"}
-    if not trains["resume"]:
-        run_and_show(what, out=out, training=Training(**trains), **how)
-        return
-    training, changed = continued(out, {field: trains[field] for field in chosen})
-    checkpoint = newest_checkpoint(out)
+    checkpoint = newest_checkpoint(out) if training.resume else None
     if checkpoint is not None and checkpoint[0] >= training.steps:
         click.echo(
             f"nothing to do and nothing changed: {out} is at step {checkpoint[0]}, and --steps {training.steps} are steps in "
@@ -202,7 +207,7 @@ def _plan(
 
 def dry(plan: Plan, training: Training, place: Place, *, plan_file: Path, out: Path) -> str:
     """The lines that would start the plan: torchrun's here, and what srun would call on every node."""
-    check_place(plan, place)
+    check_plan(plan, out=out, training=training, place=place)
     words = ["torchrun", *torchrun(plan, training, place, out)[3:]]  # what follows "python -m torch.distributed.run"
     words[words.index(str(out / "plan.json"))] = str(plan_file)  # launch would write the other
     allocator = ["env", f"PYTORCH_CUDA_ALLOC_CONF={plan.allocator}"] if plan.allocator else []

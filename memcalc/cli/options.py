@@ -108,7 +108,7 @@ _OPTIONS = (
     _whole(_M, "--module-timeout", help="With --module: seconds its code may take.  [default: 120]"),
     option(_M, "--attention", type=Name("attention", ATTENTIONS), metavar="KIND",
            help=f"{_one_of(ATTENTIONS)}  [default: auto]"),
-    option(_M, "--dropout", type=float, metavar="P", help="Dropout probability, for models that have dropout."),
+    option(_M, "--dropout", type=float, metavar="P", help="Dropout probability, for models that have dropout.  [default: the file's; of named models 0]"),
     _whole(_T, "--batch-size", "--micro-batch", "micro_batch", help="Samples per GPU and forward pass.  [estimate: 1]"),
     _whole(_T, "--accumulation", help="Micro batches per optimizer step.  [default: 1]"),
     _whole(_T, "--seq-len", "--tokens", "tokens", help="Tokens per sample.  [default: the model's context]"),
@@ -197,6 +197,17 @@ def check_effect(words: Words, plan: Plan) -> None:
         for name in ("bucket_mb", "bucket_views"):
             if words.get(name) is not None:
                 raise InputError(f"--{name.replace('_', '-')} is for DDP's buckets, not for strategy {plan.strategy}")
+    model = plan.model
+    if plan.family.opaque and not model.module.factory:
+        counted = bool(model.layer_bytes or model.features)
+        for name, option, works in (
+            ("micro_batch", "--batch-size", counted),
+            ("checkpoint_every", "--checkpointing", counted and model.layers > 0),
+        ):
+            if not works and words.get(name):
+                raise InputError(
+                    f"{option} changes nothing: no activations of {model.name} are counted; give --input-shape and --layers"
+                )
     for group, cls in _GROUPS.items():
         idle = getattr(plan, group).idle(plan)
         for knob in dataclasses.fields(cls):  # type: ignore[arg-type]
@@ -220,6 +231,10 @@ def build_plan(words: Words) -> Plan:
         raise InputError(f"--seq-len does not apply to {model.name}, which reads no tokens")
     if reads == "tokens" or model.features or model.layer_bytes or model.module.sample:
         fields.setdefault("micro_batch", 1)
+    if words.get("dropout") == 0:
+        model = dataclasses.replace(model, uncounted=())
+    if model.dropout:  # how its file is trained
+        fields.setdefault("dropout", model.dropout)
     if "adam" in words and fields.setdefault("optimizer", "adam") != "adam":
         raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
     if fields.get("ranks", 1) > 1:

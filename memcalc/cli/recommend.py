@@ -88,6 +88,10 @@ def command(
         raise InputError("--launch needs --out DIR, a new folder for the run")
     if replace and emit is None:
         raise InputError("--replace belongs to --emit")
+    if emit is not None:
+        from memcalc.configs.emit import check_target
+
+        check_target(*emit, replace=replace)
     job = _search(words, global_batch, allow_pure_16bit)
     found = recommend(job, top=top)
     confirmed = confirm(found, _brief) if rehearse else []
@@ -247,12 +251,13 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
-    from memcalc.assumptions import limits
+    from memcalc.assumptions import limits, uncounted
     from memcalc.recommend import TIE
     from memcalc.search import activations_known
 
     if not activations_known(found.search.base):
         yield "activations are not counted because no shape was given"
+    yield from uncounted(found.search.base)
     tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
     for limit in dict.fromkeys(limit for plan in tried for limit in limits(plan)):
         names = dict.fromkeys(plan.strategy for plan in tried if limit in limits(plan))

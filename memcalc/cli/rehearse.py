@@ -66,6 +66,11 @@ def command(
     rank = usual_rank(plan) if rank is None else rank
     if rank >= plan.ranks:
         raise InputError(f"--rank {rank} is none of the plan's {plan.ranks}, which count from 0")
+    if on == "cuda" and not unrehearsed(plan):
+        from memcalc.machine import detect
+
+        if not detect().gpus:
+            raise InputError("--on cuda needs a GPU, and this machine has none that can be seen; leave it out")
     if not unrehearsed(plan):
         click.echo(f"memcalc: rehearses two steps of rank {rank} of {plan.ranks}", err=True)
     rehearsed = rehearse(plan, rank=rank, device=on, timeout=timeout)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from pathlib import Path
 
 from memcalc.configs.scripts import PLAN_FILE, sbatch, torchrun
@@ -11,7 +13,7 @@ from memcalc.files import write_text
 from memcalc.plan import Plan
 from memcalc.training import Training
 
-__all__ = ["EMITTED", "emit"]
+__all__ = ["EMITTED", "check_target", "emit"]
 
 _SCRIPTS = {"torchrun": ("run.sh", torchrun), "sbatch": ("run.sbatch", sbatch)}
 EMITTED = (*FORMATS, *_SCRIPTS)
@@ -34,10 +36,7 @@ def emit(plan: Plan, kind: str, folder: Path, training: Training, *, replace: bo
         name, script = _SCRIPTS[kind]
         text = script(plan, training)
     files = {folder / name: text, folder / PLAN_FILE: plan.to_json()}
-    there = [str(path) for path in files if path.exists() or path.is_symlink()]
-    if there and not replace:
-        stand = "is" if len(there) == 1 else "are"
-        raise FileError(f"{', '.join(there)} {stand} there already; add --replace, or name another folder")
+    check_target(kind, folder, replace=replace)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -45,3 +44,20 @@ def emit(plan: Plan, kind: str, folder: Path, training: Training, *, replace: bo
     for path, content in files.items():
         write_text(path, content)
     return (f"wrote {folder / name} and {folder / PLAN_FILE}", *notes)
+
+
+def check_target(kind: str, folder: Path, *, replace: bool = False) -> None:
+    """Raises FileError where the files of a kind cannot be put into the folder; leaves nothing there."""
+    name = FORMATS[kind].file if kind in FORMATS else _SCRIPTS[kind][0]
+    files = (folder / name, folder / PLAN_FILE)
+    place = next(each for each in (folder.absolute(), *folder.absolute().parents) if os.path.lexists(each))
+    if not place.is_dir():
+        raise FileError(f"{folder} cannot be made: {place} is no folder")
+    try:  # root has permission for folders that take no file, such as /proc
+        os.rmdir(tempfile.mkdtemp(prefix=".memcalc-", dir=place))
+    except OSError as error:
+        raise FileError(f"{folder} cannot be written: {(error.strerror or str(error)).lower()}") from None
+    there = [str(path) for path in files if path.exists() or path.is_symlink()]
+    if there and not replace:
+        stand = "is" if len(there) == 1 else "are"
+        raise FileError(f"{', '.join(there)} {stand} there already; add --replace, or name another folder")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
-from memcalc.errors import FileError, shorten
+from memcalc.errors import LONGEST, FileError, shorten
 
 __all__ = ["AUTO", "Checked", "Key", "Table", "check", "neutral", "plan", "refused", "training"]
 
@@ -120,6 +120,7 @@ def _stranger(path: str, word: str, table: Table, name: str, prefix: str) -> str
     if homes:
         return f"{name}: {path} is ignored where it stands; it belongs to {' or '.join(homes)}"
     here = [known.removeprefix(prefix) for known in table if known.startswith(prefix)]
+    word = word[:LONGEST]
     near = get_close_matches(word, [known for known in here if "." not in known], n=1, cutoff=0.6)
     near = near or get_close_matches(word, [known.rpartition(".")[2] for known in table], n=1, cutoff=0.6)
     hint = ""

@@ -13,6 +13,8 @@ __all__ = ["dump_yaml", "parse", "parse_text"]
 
 _LIMIT = 2**20
 """Bytes of a launch file; real ones are a thousandth of it."""
+_YAML_LIMIT = 2**16
+"""The same of YAML, which takes a second to read so much."""
 _PLAIN = {f"tag:yaml.org,2002:{kind}" for kind in ("map", "seq", "str", "int", "float", "bool", "null")}
 _AMBIGUOUS = {"", "null", "true", "false", "yes", "no", "on", "off", "y", "n", "~"}
 """Words that YAML 1.1 does not read as text."""
@@ -36,6 +38,8 @@ def parse_text(text: str, name: str) -> Any:
 
 
 def _yaml(text: str, name: str) -> Any:
+    if len(text) > _YAML_LIMIT:
+        raise FileError(f"{name} has more than {_YAML_LIMIT >> 10} KiB, which no launch file in YAML has")
     try:
         import yaml
     except ImportError:
@@ -47,7 +51,10 @@ def _yaml(text: str, name: str) -> Any:
         _sound(root, name, set())
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or "it cannot be read"
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+        if isinstance(error, yaml.reader.ReaderError):
+            problem = f"the character U+{error.character:04X} at position {error.position} is none of YAML's"
+        problem = problem or "it cannot be read"
         where = f"line {mark.line + 1}: " if mark is not None else ""
         raise FileError(f"{name} is not valid YAML: {where}{shorten(problem, 100)[1:-1]}") from None
     except RecursionError:

@@ -11,7 +11,7 @@ from memcalc.spec import Model
 
 __all__ = [
     "AS_HEADS", "EVEN_WIDTH", "EVERYWHERE", "FOUR_TIMES", "LLAMA", "activation", "activation_notes", "as_written", "biases",
-    "decoder_fields", "dropout_notes", "gpt_fields", "gpt_sizes", "rotated", "sizes", "window_notes",
+    "decoder_fields", "gpt_fields", "gpt_sizes", "rotated", "sizes",
 ]  # fmt: skip
 
 AS_HEADS = Derived(said="num_attention_heads", of=lambda values: values["heads"])
@@ -107,23 +107,6 @@ def activation_notes(values: Values) -> list[str]:
     if values["act"] not in _IN_PYTHON:
         return []
     return [f"{values['act']} is written out in transformers' Python; --gelu python counts what that keeps"]
-
-
-def dropout_notes(values: Values) -> list[str]:
-    """Dropout of the file that nothing counts unless it is asked for, or not at all."""
-    if not values["dropout"]:
-        return []
-    return [f"dropout {values['dropout']:g} of the file is not counted; where the family has it, --dropout does"]
-
-
-def window_notes(values: Values) -> list[str]:
-    """transformers/masking_utils.py: a window that a sequence does not fit in makes a mask, which is given to the kernel."""
-    if not values["window"]:
-        return []
-    return [
-        f"sequences longer than sliding_window {values['window']} have a mask of tokens x tokens in transformers, which is "
-        "not counted"
-    ]
 
 
 def biases(values: Values, **parts: str) -> tuple[str, ...]:

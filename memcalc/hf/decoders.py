@@ -15,7 +15,6 @@ from memcalc.hf.common import (
     decoder_fields,
     rotated,
     sizes,
-    window_notes,
 )  # fmt: skip
 from memcalc.hf.keys import NEEDED, Values, count, flag, number, share, text
 from memcalc.hf.record import ModelType
@@ -101,7 +100,6 @@ DECODERS = [
         fields=lambda values, head: decoder_fields(values, gated=True),
         written=as_written("python"),
         names=lambda model: LLAMA,
-        notes=window_notes,
     ),
     ModelType(
         name="qwen2",
@@ -169,7 +167,6 @@ DECODERS = [
         fields=_gemma2,
         written=as_written("chain"),
         names=lambda model: _GEMMA2,
-        notes=window_notes,
     ),
     ModelType(
         name="gemma3_text",
@@ -188,7 +185,6 @@ DECODERS = [
         fields=lambda values, head: _gemma2(values, head, qk_norm=True),
         written=as_written("chain"),
         names=lambda model: _GEMMA2,
-        notes=window_notes,
     ),
     ModelType(
         name="phi",
@@ -247,6 +243,5 @@ DECODERS = [
         ),
         written=as_written("python"),
         names=lambda model: LLAMA,
-        notes=window_notes,
     ),
 ]

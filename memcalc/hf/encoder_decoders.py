@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import activation, activation_notes, dropout_notes
+from memcalc.hf.common import activation, activation_notes
 from memcalc.hf.keys import Derived, Key, Values, chance, count, flag, text
 from memcalc.hf.names import Names
 from memcalc.hf.record import ModelType
@@ -59,7 +59,7 @@ def _t5_notes(values: Values) -> list[str]:
             "builds one table for both and parts them when the weights are loaded"
         )
     notes.append("attention is written out, as transformers did up to 5.0; scaled_dot_product_attention keeps less")
-    return notes + dropout_notes(values)
+    return notes
 
 
 def _t5_written(values: Values) -> dict[str, str]:
@@ -158,7 +158,7 @@ def _side_names(model: Model) -> Names:
 
 
 def _side_notes(values: Values) -> list[str]:
-    return activation_notes(values) + dropout_notes(values)
+    return activation_notes(values)
 
 
 ENCODER_DECODERS = [

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import activation, activation_notes, as_written, dropout_notes
+from memcalc.hf.common import activation, activation_notes, as_written
 from memcalc.hf.keys import Key, Values, chance, count, flag, text
 from memcalc.hf.names import Names
 from memcalc.hf.record import ModelType
@@ -37,6 +37,7 @@ def _sizes(layers: int, hidden: int, heads: int, ffn: int, vocab: int, act: str 
         "types": count("type_vocab_size", 2),
         "act": text(act, "gelu"),
         "dropout": chance("hidden_dropout_prob", 0.1),
+        "dropout_attention": chance("attention_probs_dropout_prob", 0.1),
         "cross_attention": flag("add_cross_attention", False),
         "tied": flag("tie_word_embeddings", True),
     }
@@ -62,7 +63,7 @@ def _fields(heads: Mapping[str, str], **fields: Any) -> Callable[[Values, str], 
 
 
 def _notes(values: Values) -> list[str]:
-    return activation_notes(values) + dropout_notes(values)
+    return activation_notes(values)
 
 
 _OTHERWISE = {"positions": text("position_embedding_type", "absolute")}
@@ -202,6 +203,7 @@ ENCODERS = [
             "context": count("max_position_embeddings", 512),
             "act": text("activation", "gelu"),
             "dropout": chance("dropout", 0.1),
+            "dropout_attention": chance("attention_dropout", 0.1),
             "tied": flag("tie_word_embeddings", True),
         },
         fields=_fields(_DISTILBERT),

@@ -9,7 +9,6 @@ from memcalc.hf.common import (
     EVERYWHERE,
     FOUR_TIMES,
     as_written,
-    dropout_notes,
     gpt_fields,
     gpt_sizes,
 )  # fmt: skip
@@ -23,10 +22,6 @@ _OF_GPT2 = (
     "n_embd hidden_size, n_layer num_hidden_layers, n_head num_attention_heads, n_positions max_position_embeddings"
 )
 _GELU_NEW = {"act": text("activation_function", "gelu_new")}
-_IN_FLOAT32 = (
-    "transformers multiplies queries and keys in float32 where attention is written out (--attention eager), and keeps "
-    "float32 copies of both in 16-bit training, which are not counted"
-)
 _NORMED = {"norm": "layer", "biases": EVERYWHERE}
 
 _ENDS = {
@@ -87,13 +82,14 @@ GPTS = [
             "ffn": count("n_inner", None, FOUR_TIMES),
             "cross_attention": flag("add_cross_attention", False),
             "dropout": chance("resid_pdrop", 0.1),
+            "dropout_embedding": chance("embd_pdrop", 0.1),
+            "dropout_attention": chance("attn_pdrop", 0.1),
             **_TIED,
             **_GELU_NEW,
         },
         fields=_gpt2,
         written=as_written(softmax=""),
         names=lambda model: _GPT2,
-        notes=dropout_notes,
     ),
     ModelType(
         name="gptj",
@@ -107,10 +103,11 @@ GPTS = [
             "tied": flag("tie_word_embeddings", False),
             **_GELU_NEW,
         },
-        fields=lambda values, head: gpt_fields(values, norm="layer", side_by_side=1, biases=("mlp", "head", "norm")),
+        fields=lambda values, head: gpt_fields(
+            values, norm="layer", side_by_side=1, biases=("mlp", "head", "norm"), wide_scores=True
+        ),
         written=as_written(),
         names=lambda model: _GPT_J,
-        notes=lambda values: [_IN_FLOAT32],
     ),
     ModelType(
         name="gpt_neo",
@@ -131,11 +128,10 @@ GPTS = [
             **_GELU_NEW,
         },
         fields=lambda values, head: gpt_fields(
-            values, norm="layer", positions="learned", biases=("out", "mlp", "norm")
+            values, norm="layer", positions="learned", biases=("out", "mlp", "norm"), wide_scores=True
         ),
         written=as_written(),
         names=lambda model: _GPT_NEO,
-        notes=lambda values: [_IN_FLOAT32],
     ),
     ModelType(
         name="gpt_bigcode",
@@ -147,6 +143,8 @@ GPTS = [
             "ffn": count("n_inner", None, FOUR_TIMES),
             "multi_query": flag("multi_query", True),
             "dropout": chance("resid_pdrop", 0.1),
+            "dropout_embedding": chance("embd_pdrop", 0.1),
+            "dropout_attention": chance("attn_pdrop", 0.1),
             **_TIED,
             "act": text("activation_function", "gelu_pytorch_tanh"),
         },
@@ -159,6 +157,5 @@ GPTS = [
         ),
         written=as_written(),
         names=lambda model: _STARCODER,
-        notes=dropout_notes,
     ),
 ]

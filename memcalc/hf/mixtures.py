@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import EVEN_WIDTH, LLAMA, as_written, biases, sizes, window_notes
+from memcalc.hf.common import EVEN_WIDTH, LLAMA, as_written, biases, sizes
 from memcalc.hf.keys import NEEDED, Key, Values, count, flag, text, wholes
 from memcalc.hf.record import ModelType
 from memcalc.spec import Model
@@ -112,7 +112,6 @@ MIXTURES = [
         fields=lambda values, head: _mixture(values),
         written=as_written("python"),
         names=lambda model: _names("shared_expert"),
-        notes=window_notes,
     ),
     ModelType(
         name="qwen2_moe",

@@ -12,7 +12,6 @@ from memcalc.hf.common import (
     as_written,
     biases,
     decoder_fields,
-    dropout_notes,
     gpt_fields,
     gpt_sizes,
     rotated,
@@ -184,7 +183,6 @@ OPEN_GPTS = [
         fields=_opt,
         written=as_written(),
         names=lambda model: _OPT,
-        notes=dropout_notes,
     ),
     ModelType(
         name="bloom",

@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import FileError, InputError, PlanError, shorten
+from memcalc.errors import LONGEST, FileError, InputError, PlanError, shorten
 from memcalc.files import read_json
-from memcalc.hf.keys import TRANSFORMERS, read_keys
+from memcalc.hf.dropout import dropout_of
+from memcalc.hf.keys import TRANSFORMERS, Values, read_keys
 from memcalc.hf.paths import config_file, model_name
 from memcalc.hf.record import HfModel, ModelType
 from memcalc.hf.rows import TYPES
 from memcalc.hf.weight_files import is_index, of_file, of_index
-from memcalc.models import Model
+from memcalc.models import FAMILIES, Model
 
 __all__ = ["UnknownModelType", "of_config", "read_config", "read_model", "wrapped_as", "written_as"]
 
@@ -40,12 +41,13 @@ class UnknownModelType(InputError):
         from difflib import get_close_matches
 
         self.model_type, self.path, self.nulls = model_type, path, nulls
-        near = get_close_matches(model_type.lower(), TYPES, n=1, cutoff=0.6)
+        written = model_type[:LONGEST].lower()
+        near = get_close_matches(written, TYPES, n=1, cutoff=0.6)
         hint = f"; the nearest is {near[0]}" if near else ""
         if nulls:
             what = f"{' and '.join(nulls)} {'is' if len(nulls) == 1 else 'are'} null, so that only its own code could count it"
         else:
-            close = get_close_matches(model_type.lower(), TYPES, n=8, cutoff=0.0)
+            close = get_close_matches(written, TYPES, n=8, cutoff=0.0)
             what = f"known are {', '.join(close)} and {len(TYPES) - len(close)} more"
         super().__init__(f"{path}: model_type {shorten(model_type)} is not known{hint}; {what}")
 
@@ -100,21 +102,41 @@ def of_config(config: Mapping[str, Any], source: str, name: str) -> HfModel:
     if head.endswith(_LABELLED):
         values["labels"], labelled = _labels(config, source)
         said += labelled
+    uncounted: list[str] = []
     for key, usual in row.parts.items():
         part = _part(config, key, usual, source)
         values[key] = part.model
         said += [f"{key}: {note}" for note in part.model.notes if not note.startswith(_UNSAID)]
+        uncounted += [f"{key}: {sentence}" for sentence in part.model.uncounted]
     try:
         fields = row.fields(values, head)
         notes += [*said, *row.notes(values), *_left_aside(config)]
+        dropout, lacking = dropout_of(config, values, FAMILIES[fields["family"]], source)
+        said_apart = {
+            "dropout": dropout,
+            "window": _window(config, values, source),
+            "uncounted": (*uncounted, *lacking),
+        }
         return HfModel(
-            model=Model(name=name or row.name, notes=tuple(notes), **fields),
+            model=Model(name=name or row.name, notes=tuple(notes), **{**fields, **said_apart}),
             row=row,
             head=head,
             written=row.written(values),
         )
     except PlanError as error:
         raise FileError(f"{source}: {error}") from None
+
+
+def _window(config: Mapping[str, Any], values: Values, source: str) -> int:
+    """The sliding window; those types whose class leaves it out unless it is switched on have no key of it in their row."""
+    if "window" in values:
+        return values["window"] or 0
+    found = config.get("sliding_window") if config.get("use_sliding_window") is True else None
+    if found is None:
+        return 0
+    if type(found) is not int or not 1 <= found <= 10**9:
+        raise FileError(f"{source}: sliding_window is {shorten(found)}, which is not a whole number from 1 to 10**9")
+    return found
 
 
 def _part(config: Mapping[str, Any], key: str, usual: str, source: str) -> HfModel:

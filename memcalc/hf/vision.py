@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import LLAMA, activation, activation_notes, as_written, dropout_notes
+from memcalc.hf.common import LLAMA, activation, activation_notes, as_written
 from memcalc.hf.keys import Derived, Key, Values, chance, count, flag, text
 from memcalc.hf.names import Names
 from memcalc.hf.record import ModelType
@@ -144,7 +144,7 @@ VISION = [
         fields=_vit,
         names=_vit_names,
         written=as_written(),
-        notes=lambda values: activation_notes(values) + dropout_notes(values),
+        notes=activation_notes,
     ),
     ModelType(
         name="clip_vision_model",

@@ -15,6 +15,7 @@ from memcalc.models import Model
 __all__ = ["is_index", "of_file", "of_index"]
 
 _BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+_LONGEST_NAME = 255  # bytes, of a file in Linux's file systems (limits.h, NAME_MAX)
 _ALONE = (
     "only sizes are known, so neither activations nor how tensors are divided; a config.json beside them tells both"
 )
@@ -41,7 +42,7 @@ def of_index(found: Mapping[str, Any], path: Path, name: str) -> Model:
         if listed.keys() != found["weight_map"].keys():
             odd = sorted(listed.keys() ^ found["weight_map"].keys())[0]
             raise FileError(f"{path}: tensor {shorten(odd)} is in the index or in the files beside it, but not in both")
-        return _of_tensors(tensors, name, f"the headers of {len(beside)} files")
+        return _of_tensors(tensors, name, f"the headers of {len(beside)} file{'s' * (len(beside) > 1)}")
     return _of_total(found, path, name, len(names))
 
 
@@ -51,7 +52,12 @@ def _files(found: Mapping[str, Any], path: Path) -> list[str]:
         raise FileError(f"{path}: weight_map is {shorten(where)}, which does not name a file for each tensor")
     names = sorted(set(where.values()))
     for each in names:
-        if Path(each).name != each or each in ("", ".", ".."):
+        if (
+            Path(each).name != each
+            or each in ("", ".", "..")
+            or "\0" in each
+            or len(each.encode("utf-8", "replace")) > _LONGEST_NAME
+        ):
             raise FileError(f"{path}: weight_map names {shorten(each)}, which is not a file beside the index")
     return names
 
@@ -81,14 +87,20 @@ def _of_total(found: Mapping[str, Any], path: Path, name: str, files: int) -> Mo
         raise FileError(f"{path}: metadata.total_size is {shorten(total)}, which is not a number of bytes")
     stated = metadata.get("total_parameters") if isinstance(metadata, dict) else None
     if type(stated) is int and 0 < stated <= 2 * total:
-        return _sized(stated, name, [f"parameters are those that {path.name} states; its {files} files are not here"])
+        return _sized(
+            stated,
+            name,
+            [
+                f"parameters are those that {path.name} states; its {files} file{'s are' if files > 1 else ' is'} not here"
+            ],
+        )
     dtype = _dtype_beside(path.parent)
     each = _BYTES.get(dtype, 2)
     why = f"at {each} B each, as torch_dtype {dtype} of the config.json beside it says" if dtype else (
         f"at {each} B each, as float16 and bfloat16 have; the index does not say the dtype, and of float32 they would be half"
     )  # fmt: skip
     notes = [
-        f"{path.name} adds up to {total:,} B in {files} files that are not here: {total // each:,} parameters {why}"
+        f"{path.name} adds up to {total:,} B in {files} file{'s' * (files > 1)} that {'are' if files > 1 else 'is'} not here: {total // each:,} parameters {why}"
     ]
     return _sized(total // each, name, notes)
 

@@ -142,6 +142,7 @@ CLIP = Family(
     name="clip",
     summary="CLIP's vision tower: patches by convolution, class token, LayerNorm before and after, quick GELU",
     reads="images",
+    drops=False,
     untrained=lambda model: "models of the family clip",
     check=check,
     weights=weights,

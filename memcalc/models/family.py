@@ -65,6 +65,8 @@ class Family:
     """Most of its work is convolutions, which are played as oneDNN computes them on the CPU."""
     untrained: Callable[[Model], str] = lambda model: ""
     """What ``trainers/`` has no torch module for, in words that follow "cannot train"; blank when it has one."""
+    drops: bool = True
+    """It has dropout."""
     drops_shares: bool = True
     """Where it has dropout, attention has it, too."""
     written_out: bool = False

@@ -62,6 +62,7 @@ LLAMA = Family(
     name="llama",
     summary="Llama: rotary positions, RMSNorm, grouped queries, SwiGLU; also Mistral, Qwen 2 and 3 (biases, norms of q and k)",
     reads="tokens",
+    drops=False,
     divides="dtensor",
     check=check,
     buffers=causal_mask,

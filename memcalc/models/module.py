@@ -91,6 +91,7 @@ MODULE = Family(
     name="module",
     summary="a module of the user's own",
     reads="features",
+    drops=False,
     check=check,
     buffers=buffers,
     unplayed=True,

@@ -166,6 +166,7 @@ MOE = Family(
     name="moe",
     summary="Llama with a mixture of experts: top-k of SwiGLU experts, no token dropped, shared ones if any; DeepSeek, Qwen MoE",
     reads="tokens",
+    drops=False,
     untrained=untrained,
     assumption="experts are loaded evenly and no token is dropped; what is kept does not depend on it, transients do",
     check=check,

@@ -168,6 +168,7 @@ RESNET = Family(
     name="resnet",
     summary="ResNet: convolutions with batch norm and ReLU in place, basic or bottleneck blocks, max and average pooling",
     reads="images",
+    drops=False,
     convolves=True,
     assumption="workspaces of convolution algorithms are not counted",
     check=check,

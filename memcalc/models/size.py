@@ -71,6 +71,7 @@ SIZE = Family(
     name="size",
     summary="known by its parameter count alone",
     reads="features",
+    drops=False,
     opaque=True,
     unplayed=True,
     check=check,
