@@ -7,6 +7,7 @@ checkpointing in which a family could differ.
 from __future__ import annotations
 
 import dataclasses
+import os
 
 import pytest
 
@@ -14,6 +15,7 @@ from memcalc.ledger import ledger
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.plan import Plan
 from memcalc.validate import CHECKPOINTING, Result, loss_problems, validate
+from tests.trainers.runs import some
 from trainers.models import build, units
 
 SMALL = {
@@ -41,17 +43,19 @@ SMALL = {
 BATCH = {"bert": 8, "moe": 8, "resnet": 64, "t5": 8, "vit": 32}
 """Samples per step, over all ranks. oneDNN's scratch memory for a ResNet's 16-bit products, up to half a MiB
 whatever the batch and not in the ledger, weighs less than a percent of so many."""
-EXTRAS: dict[str, dict[str, object]] = {
-    "bert dropout": {"dropout": 0.1},
-    "bert amp checkpoint": {"precision": "amp-bf16", "checkpoint_every": 2},
-    "moe amp": {"precision": "amp-bf16"},
-    "moe without a shared expert": {"model": dataclasses.replace(SMALL["moe"], shared_ffn=0)},
-    "resnet of basic blocks": {"model": dataclasses.replace(SMALL["resnet"], stages=(2, 1), bottleneck=False)},
-    "t5 dropout": {"dropout": 0.1},
-    "t5 amp": {"precision": "amp-bf16"},
-    "t5 gated, with a head of its own": {"model": dataclasses.replace(SMALL["t5"], gated=True, tied=False)},
-    "vit amp": {"precision": "amp-bf16"},
-}
+EXTRAS: dict[str, dict[str, object]] = some(
+    {
+        "bert dropout": {"dropout": 0.1},
+        "bert amp checkpoint": {"precision": "amp-bf16", "checkpoint_every": 2},
+        "moe amp": {"precision": "amp-bf16"},
+        "moe without a shared expert": {"model": dataclasses.replace(SMALL["moe"], shared_ffn=0)},
+        "resnet of basic blocks": {"model": dataclasses.replace(SMALL["resnet"], stages=(2, 1), bottleneck=False)},
+        "t5 dropout": {"dropout": 0.1},
+        "t5 amp": {"precision": "amp-bf16"},
+        "t5 gated, with a head of its own": {"model": dataclasses.replace(SMALL["t5"], gated=True, tied=False)},
+        "vit amp": {"precision": "amp-bf16"},
+    }
+)
 
 
 def plan(model: Model, /, **changes: object) -> Plan:
@@ -59,13 +63,14 @@ def plan(model: Model, /, **changes: object) -> Plan:
     return Plan(**fields)  # type: ignore[arg-type]
 
 
-# One of each strategy, precision and kind of checkpointing; all of them together take ten minutes on two cores.
+# One of each strategy, precision and kind of checkpointing; all of them together take ten minutes on two cores. The last
+# is run by ``make test-all`` only.
 CORNERS = (
     ("single", "fp32", "none"),
     ("ddp", "fp32", "full"),
     ("fsdp-full-shard", "fp32", "none"),
     ("fsdp-full-shard", "bf16", "full"),
-)
+)[: 4 if os.environ.get("ALL_RUNS") else 3]
 
 
 def plans(name: str) -> dict[str, Plan]:

@@ -131,7 +131,7 @@ TOGETHER: dict[str, dict[str, object]] = {
 }
 
 
-KNOBS, TOGETHER = some(KNOBS), some(TOGETHER)
+KNOBS, TOGETHER = some(KNOBS, one_in=5), some(TOGETHER, one_in=4)
 
 
 @pytest.fixture(scope="module")

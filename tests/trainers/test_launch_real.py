@@ -115,7 +115,8 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     kept = Training.saved(run / "training.json")
     assert (kept["data"], kept["seed"]) == (tmp_path / "book.txt", 3)
     code, out, _ = ended(memcalc(*said[1].split()))
-    assert (code, out) == (0, f"already at step {step + 3}; give more --steps to go on\n")
+    at = f"{run} is at step {step + 3}, and --steps {step + 3} are steps in all; give more to go on"
+    assert (code, out) == (0, f"nothing to do and nothing changed: {at}\n")
 
 
 def test_bad_data_is_one_line(tmp_path: Path) -> None:
