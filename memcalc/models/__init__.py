@@ -2,49 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any
+
 from memcalc.catalog import Catalog
-from memcalc.models.bert import BERT
-from memcalc.models.clip import CLIP
-from memcalc.models.decoder import DECODER
+from memcalc.errors import UnknownNameError
 from memcalc.models.family import Block, Family
-from memcalc.models.gpt2 import GPT2
-from memcalc.models.llama import LLAMA
-from memcalc.models.llava import LLAVA
-from memcalc.models.megatron import MEGATRON
-from memcalc.models.megatron_t5 import MEGATRON_T5
-from memcalc.models.mlp import MLP
-from memcalc.models.module import MODULE, TOKEN_MODULE
-from memcalc.models.moe import MOE
 from memcalc.models.named import MODELS
-from memcalc.models.resnet import RESNET
-from memcalc.models.size import SIZE
-from memcalc.models.t5 import T5
-from memcalc.models.vit import VIT
-from memcalc.models.whisper import MBART, WHISPER
 from memcalc.spec import HEAD, ROOT, Model, Module, Weight
 
 __all__ = ["FAMILIES", "HEAD", "MODELS", "ROOT", "Block", "Family", "Model", "Module", "Weight"]
 
-FAMILIES: Catalog[Family] = Catalog(
-    "model family",
-    [
-        MLP,
-        GPT2,
-        LLAMA,
-        DECODER,
-        BERT,
-        VIT,
-        MOE,
-        RESNET,
-        T5,
-        MEGATRON,
-        MEGATRON_T5,
-        CLIP,
-        LLAVA,
-        WHISPER,
-        MBART,
-        SIZE,
-        MODULE,
-        TOKEN_MODULE,
-    ],
-)
+_PLACES = {
+    "mlp": "mlp.MLP",
+    "gpt2": "gpt2.GPT2",
+    "llama": "llama.LLAMA",
+    "decoder": "decoder.DECODER",
+    "bert": "bert.BERT",
+    "vit": "vit.VIT",
+    "moe": "moe.MOE",
+    "resnet": "resnet.RESNET",
+    "t5": "t5.T5",
+    "megatron": "megatron.MEGATRON",
+    "megatron-t5": "megatron_t5.MEGATRON_T5",
+    "clip": "clip.CLIP",
+    "llava": "llava.LLAVA",
+    "whisper": "whisper.WHISPER",
+    "mbart": "whisper.MBART",
+    "size": "size.SIZE",
+    "module": "module.MODULE",
+    "token-module": "module.TOKEN_MODULE",
+}
+"""By the family's name: its row, in a module of this package."""
+
+
+class _Families(Catalog[Family]):
+    """Rows that are imported when they are asked for: an estimate needs one of them, and every start would pay for all."""
+
+    def __init__(self) -> None:
+        super().__init__("model family", [])
+
+    def __getitem__(self, name: str) -> Family:
+        key = self._key(name)
+        if key not in _PLACES:
+            raise UnknownNameError(self.kind, str(name), _PLACES)
+        if key not in self._rows:
+            module, row = _PLACES[key].split(".")
+            self._rows[key] = getattr(import_module(f"{__name__}.{module}"), row)
+        return self._rows[key]
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self._key(name) in _PLACES
+
+    def get(self, name: str, default: Any = None) -> Any:
+        if name not in self:
+            return default
+        return self[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_PLACES)
+
+    def __len__(self) -> int:
+        return len(_PLACES)
+
+
+FAMILIES: Catalog[Family] = _Families()
