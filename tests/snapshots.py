@@ -8,9 +8,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
 from memcalc.allocator import Allocator
 from memcalc.allocator_blocks import Block
 from memcalc.allocator_options import AllocatorOptions
+from memcalc.cli.app import app
+from memcalc.snapshot import load_snapshot
+from memcalc.snapshot_summary import Summary, summarise
+from memcalc.snapshot_timeline import recorded
 
 MIB = 2**20
 Frames = Sequence[tuple[str, int, str]]
@@ -170,3 +176,14 @@ def trained(steps: int = 2, stacks: bool = True) -> Recorder:
         drop(batch, "batch")
     assert weights.used
     return recorder
+
+
+def read(folder: Path, snapshot: object, device: int | None = None) -> Summary:
+    """What is found in a file of the snapshot."""
+    found = load_snapshot(written(folder, snapshot), device)
+    return summarise(found, recorded(found))
+
+
+def invoke(*words: object) -> Any:
+    """``memcalc snapshot WORDS``."""
+    return CliRunner().invoke(app, ["snapshot", *map(str, words)])

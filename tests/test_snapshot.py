@@ -7,29 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalc.cli.app import app
 from memcalc.snapshot import load_snapshot
 from memcalc.snapshot_fields import Frame
 from memcalc.snapshot_origin import CATEGORIES_BY_FRAME, MOMENTS_BY_FRAME, origin
-from memcalc.snapshot_summary import Summary, summarise
+from memcalc.snapshot_summary import summarise
 from memcalc.snapshot_timeline import recorded
 from memcalc.timeline import CATEGORIES, MOMENTS
-from tests.snapshots import MIB, STACKS, TORCH, Recorder, trained, written
+from tests.snapshots import MIB, STACKS, TORCH, Recorder, invoke, read, trained, written
 
 EXPANDABLE = "expandable_segments:True"
-
-
-def read(folder: Path, snapshot: object, device: int | None = None) -> Summary:
-    found = load_snapshot(written(folder, snapshot), device)
-    return summarise(found, recorded(found))
-
-
-def invoke(*words: object) -> Any:
-    return CliRunner().invoke(app, ["snapshot", *map(str, words)])
 
 
 def test_the_peak_by_category_follows_from_the_stacks(tmp_path: Path) -> None:

@@ -13,25 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalc.cli.app import app
 from memcalc.errors import FileError
 from memcalc.snapshot import load_snapshot
-from memcalc.snapshot_summary import Summary, summarise
-from memcalc.snapshot_timeline import recorded
-from tests.snapshots import MIB, trained, written
-
-
-def read(folder: Path, snapshot: object, device: int | None = None) -> Summary:
-    found = load_snapshot(written(folder, snapshot), device)
-    return summarise(found, recorded(found))
-
-
-def invoke(*words: object) -> Any:
-    return CliRunner().invoke(app, ["snapshot", *map(str, words)])
+from tests.snapshots import MIB, invoke, read, trained, written
 
 
 def change(path: str, value: object) -> Callable[[dict[str, Any]], None]:

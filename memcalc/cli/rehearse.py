@@ -233,10 +233,9 @@ class _Shown:
         found = self.rehearsal
         if found.measurement is not None:
             yield f"rehearsed in {found.seconds:.1f} s: {found.measurement.instrument}"
-            yield (
-                "before the steady step (building, sharding, the first step) it takes up to "
-                f"{format_both(found.measurement.init_peak or 0)}"
-            )
+            before = found.measurement.init_peak or 0
+            more = "more than that: " if before > found.peak.bytes else "less: "
+            yield f"before the steady step (building, sharding, the first step) it takes {more}{format_both(before)}"
         yield from found.remarks
         if found.source == "rehearsal" and not self.known:
             yield "the ledger is left out: it knows this model's states, not its activations"
