@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memcalc.checkpointing import Checkpointing
 from memcalc.errors import InputError, PlanError
 from memcalc.estimate import estimate
 from memcalc.hardware import GPUS
 from memcalc.layout import Layout
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
-from memcalc.recommend import TIE, candidates, next_plan, recommend, remedies
-from memcalc.search import MICRO_BATCHES, default_precisions, search
+from memcalc.recommend import TIE, candidates, next_plan, recommend
+from memcalc.remedies import remedies
+from memcalc.search import MICRO_BATCHES, Search, default_precisions, search
 from memcalc.strategies import STRATEGIES
+from memcalc.structures import FILL
 from memcalc.throughput import step_time
 from tests.drawn_models import models
 
@@ -26,44 +32,79 @@ GPT2 = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=8, strategy=
 TINY = Plan(model=MODELS["gpt2-tiny"], tokens=128, micro_batch=1, ranks=2, strategy="ddp", gpu="a100-80gb")
 
 
-def brute_force(base: Plan, capacity: int, micro_batches: list[int]) -> list[Plan]:
-    """Every plan that fits, through the public estimate, one plan at a time."""
-    names = PARALLEL if base.ranks > 1 else ["single"]
-    found = [
-        replace(base, strategy=name, checkpoint_every=every, precision=precision, micro_batch=size)
-        for name, every, precision, size in itertools.product(names, (0, 1), ("fp32", "bf16"), micro_batches)
-    ]
-    return [plan for plan in found if estimate(plan).device.high <= capacity]
+def brute_force(job: Search) -> list[Plan]:
+    """Every plan of a job that fits, by itertools and the public estimate, one plan at a time."""
+    found = []
+    for name, tensor, pipeline, (every, policy), precision, kind, loss, size in itertools.product(
+        job.strategies, job.tensors, job.pipelines,
+        [*((every, "recompute-all") for every in job.checkpoints), *((1, policy) for policy in job.policies)],
+        job.precisions, job.kinds, job.losses, job.micro_batches,
+    ):  # fmt: skip
+        base = job.base
+        if base.ranks % (tensor * pipeline) or (base.ranks == tensor * pipeline) != (name == "single"):
+            continue
+        layout = Layout(tensor=tensor, pipeline=pipeline, sequence=tensor > 1 and base.tokens % tensor == 0)
+        with contextlib.suppress(PlanError):
+            found.append(replace(
+                base, strategy=name, layout=layout, checkpoint_every=every, checkpointing=Checkpointing(policy=policy),
+                precision=precision, optimizer_kind=kind, loss=loss, micro_batch=size,
+                accumulation=FILL * pipeline if pipeline > 1 else 1,
+            ))  # fmt: skip
+    return found
 
 
-@given(
-    models().filter(lambda model: model.family != "size"),
-    st.integers(1, 4),
-    st.integers(0, 2**22),
-    st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True),
-)
-@settings(max_examples=40, deadline=None)
-def test_what_is_recommended_fits_and_nothing_that_fits_is_better(
-    model: Model, ranks: int, room: int, sizes: list[int]
-) -> None:
+@st.composite
+def small_jobs(draw: st.DrawFn) -> Search:
+    """A search of few choices around the edge of what fits."""
+    model = draw(models().filter(lambda model: model.family != "size"))
     tokens = model.context - model.position_offset if model.context else 0
-    base = Plan(model=model, tokens=tokens, micro_batch=1, ranks=ranks, strategy="ddp", gpu="a100-80gb")
+    base = Plan(model=model, tokens=tokens, micro_batch=1, ranks=draw(st.integers(1, 4)), strategy="ddp", gpu="a100-80gb")
+    open_ = search(base)
+
+    def some(choices: Sequence[object], most: int = 2) -> list[Any]:
+        return draw(st.lists(st.sampled_from(choices), min_size=1, max_size=most, unique=True))
+
     least = estimate(replace(base, precision="bf16", strategy="fsdp-full-shard")).device.high
-    capacity = least + room - 2**20
-    found = recommend(base, capacity=capacity, precisions=["fp32", "bf16"], micro_batches=sizes)
-    fitting = brute_force(base, capacity, sizes)
+    return search(
+        base,
+        capacity=least + draw(st.integers(-(2**20), 3 * 2**20)),
+        strategies=["single", *some(PARALLEL, 3)],
+        tensors=some(open_.tensors),
+        pipelines=some(open_.pipelines),
+        checkpoints=some(open_.checkpoints),
+        policies=open_.policies if draw(st.booleans()) else (),
+        precisions=["fp32", "bf16"],
+        kinds=some(open_.kinds),
+        losses=some(open_.losses),
+        micro_batches=some([1, 2, 3, 5, 17, 64], 3),
+    )
+
+
+@given(small_jobs())
+@settings(max_examples=25, deadline=None)
+def test_what_is_recommended_fits_and_nothing_that_fits_is_better(job: Search) -> None:
+    made = brute_force(job)
+    assert sorted(c.plan.to_json() for c in candidates(job)) == sorted(plan.to_json() for plan in made)
+    if not made:
+        with pytest.raises(PlanError, match="no plan can be made"):
+            recommend(job)
+        return
+    fitting = [plan for plan in made if estimate(plan).device.high <= job.capacity]
+    found = recommend(job, top=3)
+    assert found.tried == len(made)
     assert bool(found.plans) == bool(fitting)
-    assert found.tried == len(PARALLEL if ranks > 1 else ["single"]) * 2 * 2 * len(sizes)
     for choice in found.plans:
         assert choice.plan in fitting
         assert choice.peak == estimate(choice.plan).peak.bytes
-        assert choice.headroom == capacity - estimate(choice.plan).device.high >= 0
+        assert choice.headroom == job.capacity - estimate(choice.plan).device.high >= 0
     if fitting:
         fastest = min(step_time(plan).seconds_per_sample for plan in fitting)
         first = found.plans[0]
         assert first.time.seconds_per_sample <= (1 + TIE) * fastest
         assert first.speed == pytest.approx(fastest / first.time.seconds_per_sample)
         assert max(choice.speed for choice in found.plans) <= 1
+    for refusal in found.refused:
+        assert refusal.needed == estimate(refusal.plan).device.high > job.capacity
 
 
 def test_ties_go_to_the_simpler_plan() -> None:

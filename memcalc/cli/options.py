@@ -245,7 +245,7 @@ def build_plan(words: Words) -> Plan:
         })  # fmt: skip
     if isinstance(words.get("model"), Path) and model.family != "size" and not model.module.factory:
         fields["implementation"] = _as_transformers(words, model)
-    fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
+    fields.setdefault("optimizer_kind", OPTIMIZERS[fields.get("optimizer", "adamw")].usual_kind(fields.get("device", "cuda")))
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
 
 
@@ -259,8 +259,3 @@ def _as_transformers(words: Words, model: Model) -> Implementation:
         name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)
     })  # fmt: skip
 
-
-def _usual_kind(optimizer: str, device: str) -> str:
-    """torch's own choice; ``foreach`` is for accelerators only (torch/utils/_foreach_utils.py)."""
-    kinds = OPTIMIZERS[optimizer].kinds
-    return "for-loop" if device == "cpu" and "for-loop" in kinds else kinds[0]

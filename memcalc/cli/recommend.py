@@ -279,7 +279,7 @@ def _breaks(refusal: Refusal) -> str:
 
 
 def _nothing(found: Recommendation) -> str:
-    from memcalc.recommend import remedies
+    from memcalc.remedies import remedies
 
     cures = remedies(found.search)
     cure = f"what would do: {', or '.join(cures)}" if cures else "no single change would do; take a smaller model"
