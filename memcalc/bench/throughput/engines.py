@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["ENGINES", "Engine", "engine_of", "lengths_of"]
+__all__ = ["ENGINES", "Engine", "engine_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,15 +67,6 @@ ENGINES = (
     ),
 )  # fmt: skip
 
-# Tokens of a sample where a row does not say: source, a word of the model's name, tokens, where that is documented.
-_LENGTHS = (
-    ("microsoft/DeepSpeedExamples", "bert", 128, "examples/text-classification/run_glue.py: max_seq_length 128"),
-    ("microsoft/DeepSpeedExamples", "gpt2", 1024, "run_clm.py: block_size is the tokenizer's, 1024 at most"),
-    ("huggingface/blog pytorch-fsdp", "gpt-2", 1024, "run_clm_no_trainer.py: block_size is the tokenizer's, 1024 at most"),
-    ("huggingface/transformers issue", "gpt-2", 1024, "run_clm.py: block_size is the tokenizer's, 1024 at most"),
-    ("huggingface/transformers issue", "gpt2", 1024, "run_clm.py: block_size is the tokenizer's, 1024 at most"),
-)  # fmt: skip
-
 
 def engine_of(source: str) -> Engine:
     """The engine of a source; PyTorch and DeepSpeed where the table has no other.
@@ -85,15 +76,3 @@ def engine_of(source: str) -> Engine:
     """
     found = [(len(start), engine) for engine in ENGINES for start in engine.sources if source.startswith(start)]
     return max(found, key=lambda pair: pair[0])[1]
-
-
-def lengths_of(source: str, model: str) -> tuple[int, str]:
-    """Tokens of a sample by a documented default, and where; 0 where there is none."""
-    return next(
-        (
-            (tokens, where)
-            for start, word, tokens, where in _LENGTHS
-            if source.startswith(start) and word in model.lower()
-        ),
-        (0, ""),
-    )

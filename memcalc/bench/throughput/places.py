@@ -146,5 +146,5 @@ def hardware_for(plan: Plan, place: Place) -> Hardware:
     inside = found.inside if place.inside is None else place.inside * share
     if place.nodes == 1:
         return replace(found, inside=inside, link=inside)
-    link = found.link if place.between is None else min(inside, place.between * share)
+    link = found.link if place.between is None else place.between * share
     return replace(found, inside=inside, link=link)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.bench.reading import Lack, Reading
-from memcalc.bench.throughput.engines import Engine, engine_of, lengths_of
+from memcalc.bench.throughput.blanks import filled
+from memcalc.bench.throughput.engines import Engine, engine_of
 from memcalc.bench.throughput.grammar import Arrangement, parse
 from memcalc.bench.throughput.places import Place, hardware_for, place_of
 from memcalc.bench.throughput.rows import Timing
@@ -70,11 +71,18 @@ class Run:
 
 def run_of(row: Timing) -> Run:
     """Read a row. Raises nothing: what cannot be said is a reason."""
-    reading = Reading(row)
+    whole, sentence = filled(row)
+    reading = Reading(whole)
+    if sentence:
+        reading.assume(sentence)
     engine, said, place = engine_of(row.source), parse(row["strategy"]), place_of(reading)
     if said is None:
         text = row["strategy"]
         reading.lack(f"strategy {text!r} is of no known form" if text else "strategy is not stated")
+    elif said.shard and said.kind not in ("hsdp", "zero1"):
+        reading.lack(f"strategy {row['strategy']!r}: shards of a part of the ranks")
+    elif said.shard and said.kind == "zero1" and engine.zero1 != "megatron-distributed" and said.shard < said.data:
+        reading.lack("optimizer states of DeepSpeed divided over a part of the ranks")
     elif place and said.ranks != place.ranks:
         reading.lack(f"strategy says {said.ranks} ranks, n_gpus says {place.ranks}")
     for pattern, reason in _UNSAID:
@@ -144,8 +152,15 @@ def _layout(reading: Reading, engine: Engine, said: Arrangement, model: Model) -
     return Layout(
         tensor=said.tensor, pipeline=said.pipeline, context=said.context, expert=said.expert,
         sequence=said.tensor > 1 and (said.sequence or engine.sequence),
+        optimizer_instances=_instances(engine, said),
         schedule="interleaved" if interleaved else "1f1b", chunks=chunks if interleaved else 1, ends=ends,
     )  # fmt: skip
+
+
+def _instances(engine: Engine, said: Arrangement) -> int:
+    """Groups of ranks that each hold all optimizer states, where they are divided over some ranks only."""
+    parts = said.shard if said.kind == "zero1" and engine.zero1 == "megatron-distributed" else 0
+    return said.data * said.context // parts if parts else 1
 
 
 def _chunks(reading: Reading, said: Arrangement) -> int:
@@ -190,14 +205,10 @@ def _tokens(reading: Reading) -> int:
         if not stated:
             reading.lack(f"seq len is {text!r}, not one number")
         return stated or 0
-    tokens, where = lengths_of(reading.row.source, reading.row["model"])
-    if tokens:
-        reading.assume(f"samples of {tokens} tokens: {where}")
-    elif default := reading.default("seq_len"):
+    if default := reading.default("seq_len"):
         return int(default)
-    else:
-        reading.lack("seq len is not stated")
-    return tokens
+    reading.lack("seq len is not stated")
+    return 0
 
 
 def _fsdp(reading: Reading, said: Arrangement, precision: str, accumulation: int) -> Fsdp:

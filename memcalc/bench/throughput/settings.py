@@ -47,6 +47,7 @@ _OPTIMIZERS = (
     (r"cpu_adam", "adamw", "fused"),
     (r"adamw? ?8bit.*|adamw8bit.*", "adamw-8bit-ao", "fused"),
     (r"adam(w)?( \(in backward\))?|", "adamw", ""),
+    (r"rmsprop", "adam", ""),  # with momentum it has two states, like Adam
     (r"sgd", "sgd", ""),
     (r"sgd momentum", "sgd-momentum", ""),
     (r"adafactor", "adafactor", ""),

@@ -130,7 +130,9 @@ def _resnet(reading: Reading) -> Model | None:
     if known is None:
         reading.lack(f"model: {reading.row['model']!r} is no ResNet that is known")
         return None
-    return _closest(reading, replace(known, name=reading.row["model"]))
+    image = reading.row.cells.get("image", "")
+    size = int(image) if image.isdecimal() else known.image
+    return _closest(reading, replace(known, name=reading.row["model"], image=size, features=known.channels * size**2))
 
 
 def _closest(reading: Reading, model: Model) -> Model | None:
