@@ -25,8 +25,7 @@ TIE = 0.03
 113.54 s, bigscience chronicles of tr11-176B), so a smaller lead is noise."""
 
 SAME = 0.005
-"""Micro batches of one structure this close count as equal, and the one that accumulates less and holds less is taken: they
-print as the same relative speed."""
+"""Forms of one row this close count as equal, and the simplest is taken: they print as the same relative speed."""
 
 Key = tuple[object, ...]
 
@@ -53,6 +52,10 @@ def row_key(plan: Plan) -> Key:
     return plan.strategy, plan.ranks, layout, plan.checkpoint_every, plan.precision, plan.offload.on
 
 
+def _effort(made: Structure, place: int) -> tuple[int, int]:
+    return made.accumulations[place], made.micro_batches[place]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Looked:
     """How a search went: plans that were counted, and how most of them needed no look."""
@@ -61,15 +64,17 @@ class Looked:
     structures: int
     by_states: int
     """Structures whose states alone are too much."""
+    by_depth: int
+    """Structures that fall by a line through two shallow models."""
     ledgers: int
-    """Ledgers that were played."""
+    """Structures whose own ledger was played."""
     refuted: int
-    """Structures of which a ledger showed that no micro batch fits."""
+    """Of these, structures of which no micro batch fits."""
 
     @property
     def slower(self) -> int:
         """Structures that were left alone because something that fits is faster."""
-        return self.structures - self.by_states - self.ledgers
+        return self.structures - self.by_states - self.by_depth - self.ledgers
 
 
 class Field:
@@ -176,48 +181,59 @@ class Field:
                 self.time(owner)
             elif self.known(group):
                 return entry
+            elif not self.groups[group].bounded:
+                self.fitting[group] = self.groups[group].bound()
             else:
                 self.look(group)
 
-    def pick(self, among: NDArray[np.bool_]) -> int | None:
-        """The simplest structure within TIE of the fastest plan that fits, at its best micro batch."""
+    def pick(self, among: NDArray[np.bool_], tie: float = TIE) -> int | None:
+        """The row of the simplest structure within a tie of the fastest plan that fits, in its best form."""
         first = self.fastest(among)
         if first is None:
             return None
-        limit = (1 + TIE) * self.seconds[first]
+        limit = (1 + tie) * float(self.seconds[first])
         near = np.flatnonzero(among & self.possible() & (self.seconds <= limit))
         for owner in sorted(set(self.owner[near].tolist()), key=lambda number: int(self.simplicity[number])):
-            if not self.timed[owner]:
-                self.time(owner)
-            here = near[(self.owner[near] == owner) & (self.seconds[near] <= limit)]
-            for group in set(self.group[here].tolist()):
-                if not self.known(group):
-                    self.look(group)
-            here = here[self.place[here] <= self.fitting[self.group[here]]]
-            if len(here):
-                return self._best_batch(here, owner, limit)
+            if len(self._fitting_of(owner, near, limit)):
+                return self._best_of(self.row[self.owner] == self.row[owner], limit)
         raise AssertionError("the fastest itself fits")
 
-    def _best_batch(self, here: NDArray[np.int64], owner: int, limit: float) -> int:
-        same = here[self.seconds[here] <= min((1 + SAME) * float(self.seconds[here].min()), limit)]
-        made = self.structures[owner]
+    def _fitting_of(self, owner: int, near: NDArray[np.int64], limit: float) -> NDArray[np.int64]:
+        """Plans of a structure that fit and are within the limit."""
+        if not self.timed[owner]:
+            self.time(owner)
+        here = near[(self.owner[near] == owner) & (self.seconds[near] <= limit)]
+        for group in set(self.group[here].tolist()):
+            if not (self.known(group) or self.groups[group].bounded):
+                self.fitting[group] = self.groups[group].bound()
+            if not self.known(group) and self.fitting[group] >= self.place[here[self.group[here] == group]].min():
+                self.look(group)
+        return here[self.place[here] <= self.fitting[self.group[here]]]
 
-        def effort(entry: int) -> tuple[int, int]:
-            place = int(self.index[entry])
-            return made.accumulations[place], made.micro_batches[place]
-
-        return min(same.tolist(), key=effort)
+    def _best_of(self, row: NDArray[np.bool_], limit: float) -> int:
+        """The fastest of a row; of those as fast the simplest, which accumulates less and holds less."""
+        first = self.fastest(row)
+        assert first is not None
+        limit = min((1 + SAME) * float(self.seconds[first]), limit)
+        near = np.flatnonzero(row & self.possible() & (self.seconds <= limit))
+        for owner in sorted(set(self.owner[near].tolist()), key=lambda number: int(self.simplicity[number])):
+            if len(here := self._fitting_of(owner, near, limit)):
+                made = self.structures[owner]
+                return min(here.tolist(), key=lambda entry: _effort(made, int(self.index[entry])))
+        raise AssertionError("the fastest itself fits")
 
     def looked(self) -> Looked:
         """How the search went."""
-        by_owner: dict[int, list[int]] = {}
-        for group, owner in zip(self.group.tolist(), self.owner.tolist(), strict=True):
-            if owner not in self.by_states and self.known(group):
-                by_owner.setdefault(owner, []).append(int(self.fitting[group]))
+        found: dict[int, list[Group]] = {}
+        for group, owner in dict(zip(self.group.tolist(), self.owner.tolist(), strict=True)).items():
+            if owner not in self.by_states:
+                found.setdefault(owner, []).append(self.groups[group])
+        played = [groups for groups in found.values() if any(each.played for each in groups)]
         return Looked(
             plans=len(self.seconds),
             structures=len(self.structures),
             by_states=len(self.by_states),
-            ledgers=len(by_owner),
-            refuted=sum(max(fits) < 0 for fits in by_owner.values()),
+            by_depth=sum(all(each.largest == -1 and not each.played for each in groups) for groups in found.values()),
+            ledgers=len(played),
+            refuted=sum(all(each.largest == -1 for each in groups) for groups in played),
         )

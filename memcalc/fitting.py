@@ -3,11 +3,12 @@ batch that fits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from memcalc.adapters import Adapter
-from memcalc.errors import PlanError
+from memcalc.errors import InputError, PlanError
 from memcalc.estimate import estimate, host_bytes
 from memcalc.frozen import Frozen
 from memcalc.ledger import skeletons
@@ -17,9 +18,11 @@ from memcalc.outside import outside
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.reserved import most_reserved
-from memcalc.timeline import Skeleton
+from memcalc.timeline import Skeleton, Timeline
 
-__all__ = ["PROCESS_BYTES", "Group", "exactly_needed", "needed_bytes", "peak_of", "state_bound"]
+__all__ = [
+    "PROCESS_BYTES", "Depth", "Group", "depth_of", "exactly_needed", "needed_bytes", "peak_of", "state_bound", "timeline_of",
+]  # fmt: skip
 
 PROCESS_BYTES = 500 * 2**20
 """RAM of a Python process before its first tensor: 300 MiB with torch, its profiler, FSDP and checkpointing
@@ -27,6 +30,13 @@ imported (measured, CPU wheel of torch 2.13 on Linux); gloo's buffers and the ba
 
 PLAYED = 256
 """Ledgers kept for another look."""
+
+
+SHALLOW = (3, 4)
+"""Checkpoints of a stage in the two ledgers that a deep model's bound is drawn through."""
+
+DEEP = 12
+"""Checkpoints of a stage from which on a bound through the two pays."""
 
 
 def needed_bytes(plan: Plan, peak: int) -> int:
@@ -96,6 +106,45 @@ def state_bound(plan: Plan) -> int:
     return held // (parts * max(plan.layout.expert, 1))
 
 
+def timeline_of(plan: Plan) -> Timeline:
+    """The timeline of the fullest stage, of a ledger that is shared with its like."""
+    stages = _played(_shared(plan))
+    return max(stages, key=lambda bones: bones.peaks([plan.micro_batch])[0]).at(plan.micro_batch)
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """A bound on the peak of a deep model from two shallow ones: the peak is the most of sums that grow evenly with the
+    layers, so it is convex in them, and a line through two points lies below it further on."""
+
+    shallow: tuple[Plan, Plan]
+    steps: int
+    """Layers beyond the deeper of the two, counted in its distance from the other."""
+
+    def peak(self, micro_batch: int) -> int:
+        """Bytes that the peak is at the least."""
+        low, high = (peak_of(replace(plan, micro_batch=micro_batch)) for plan in self.shallow)
+        return high + self.steps * (high - low)
+
+
+def depth_of(plan: Plan) -> Depth | None:
+    """The bound of a plan, where it is a bound and cheaper than the ledger itself.
+
+    ZeroRedundancyOptimizer hands out whole tensors and DeepSpeed's buckets are of all layers together: neither grows evenly.
+    """
+    row, layout, model = plan.strategy_row, plan.layout, plan.model
+    span = max(plan.checkpoint_every, 1) * layout.pipeline * layout.chunks * plan.checkpointing.one_in
+    even = row.engine == "torch" and not row.one_process and row.shards_optimizer == row.shards_parameters
+    even = even and plan.adapter == Adapter() and plan.frozen == Frozen() and not (layout.first_layers or layout.last_layers)
+    if not even or model.layers != model.blocks or model.layers // span < DEEP:
+        return None
+    try:
+        low, high = (replace(plan, model=replace(model, layers=count * span)) for count in SHALLOW)
+    except InputError:  # a family of which layers alone cannot be changed
+        return None
+    return Depth((low, high), model.layers // span - SHALLOW[1])
+
+
 @dataclass(slots=True)
 class Group:
     """Plans of one structure that share a ledger, by rising micro batch. What fits is found when it is asked for."""
@@ -103,22 +152,40 @@ class Group:
     plan: Plan
     micro_batches: list[int]
     limit: int
-    largest: int | None = field(default=None)
+    largest: int | None = None
     """Index of the largest micro batch that fits; -1 when none does, None while nobody has asked."""
+    bounded: bool = False
+    """``bound`` has been asked."""
+    played: bool = False
+    """The ledger itself was needed."""
+
+    def bound(self) -> int:
+        """No micro batch beyond this index fits, told without the ledger."""
+        self.bounded = True
+        depth = depth_of(self.plan)
+        if depth is None:
+            return len(self.micro_batches) - 1
+        found = self._bisect(depth.peak)
+        if found < 0:
+            self.largest = -1
+        return found
 
     def fit(self) -> int:
         """The largest micro batch that fits, by bisection: a larger one never needs less."""
         if self.largest is None:
-            low, high = -1, len(self.micro_batches)
-            while high - low > 1:
-                middle = (low + high) // 2
-                low, high = (middle, high) if self.fits(middle) else (low, middle)
-            self.largest = low
+            self.played = True
+            self.largest = self._bisect(lambda size: peak_of(replace(self.plan, micro_batch=size)))
         return self.largest
 
-    def fits(self, index: int) -> bool:
-        plan = replace(self.plan, micro_batch=self.micro_batches[index])
+    def _bisect(self, peak: Callable[[int], int]) -> int:
+        low, high = -1, len(self.micro_batches)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(peak, self.micro_batches[middle]) else (low, middle)
+        return low
+
+    def _fits(self, peak: Callable[[int], int], micro_batch: int) -> bool:
         try:
-            return needed_bytes(plan, peak_of(plan)) <= self.limit
+            return needed_bytes(self.plan, peak(micro_batch)) <= self.limit
         except PlanError:  # past 4 EiB
             return False

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -15,8 +16,7 @@ from numpy.typing import NDArray
 
 from memcalc.choosing import TIE, Field, Key, Looked, row_key
 from memcalc.errors import PlanError
-from memcalc.fitting import exactly_needed, needed_bytes, peak_of, state_bound
-from memcalc.ledger import ledger
+from memcalc.fitting import depth_of, exactly_needed, needed_bytes, peak_of, state_bound, timeline_of
 from memcalc.plan import Plan
 from memcalc.reasons import Known, why
 from memcalc.search import RAM_SHARE, Search, search
@@ -60,6 +60,10 @@ class Choice:
     speed: float
     """Samples per second relative to the fastest plan that fits, at most 1."""
     reason: str
+
+    def gpu_hours(self, tokens: int) -> float:
+        """What a training of so many tokens takes, over all ranks."""
+        return tokens / self.time.tokens_per_second * self.plan.ranks / 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,20 +129,28 @@ def recommend(base: Plan | Search, *, top: int = 5, **choices: object) -> Recomm
     ('ddp', True)
     """
     job = base if isinstance(base, Search) else search(base, **choices)  # type: ignore[arg-type]
+    if len(set(job.offloads)) > 1:  # states that cross the bus every step are a last resort
+        without = recommend(replace(job, offloads=(False,)), top=top)
+        if without.plans:
+            return replace(without, search=job)
+        with contextlib.suppress(PlanError):  # no strategy among them can offload
+            found = recommend(replace(job, offloads=(True,)), top=top)
+            return found if found.plans else replace(without, search=job, tried=without.tried + found.tried)
+        return replace(without, search=job)
     field = Field(job)
     if not len(field.seconds):
         asked = "" if job.global_batch is None else f": no micro batch divides global batch {job.global_batch}"
         raise PlanError(f"no plan can be made of these choices{asked} over {' or '.join(map(str, job.ranks))} ranks")
-    found = list(_picks(field, np.ones(len(field.seconds), bool), top))
-    fastest = field.fastest(np.ones(len(field.seconds), bool)) if found else None
+    picked = list(_picks(field, np.ones(len(field.seconds), bool), top))
+    fastest = field.fastest(np.ones(len(field.seconds), bool)) if picked else None
     best = float("inf") if fastest is None else float(field.seconds[fastest])
     known = Known(field)
-    few = _fewest(field) if found else None
+    few = _fewest(field) if picked else None
     return Recommendation(
         search=job,
-        plans=tuple(_choice(field, entry, best, known) for entry in found),
+        plans=tuple(_choice(field, entry, best, known) for entry in picked),
         fewest=None if few is None else _choice(field, few, best, known),
-        change=_change(field, found[0]) if found else None,
+        change=_change(field, picked[0]) if picked else None,
         refused=tuple(_refusals(field)),
         tried=len(field.seconds),
         looked=field.looked(),
@@ -147,13 +159,15 @@ def recommend(base: Plan | Search, *, top: int = 5, **choices: object) -> Recomm
 
 def _picks(field: Field, among: NDArray[np.bool_], top: int) -> Iterator[int]:
     """The best plans of so many rows in order. The replay of the allocator has the last word on each."""
+    tie = TIE
     while top:
-        entry = field.pick(among)
+        entry = field.pick(among, tie)
         if entry is None:
             return
         if not _surely_fits(field, entry):
             continue
         yield entry
+        tie = 0.0  # the runner-up is the fastest of the others
         among = among & (field.row[field.owner] != field.row[field.owner[entry]])
         top -= 1
 
@@ -192,7 +206,7 @@ def _change(field: Field, first: int) -> Change | None:
     faster = np.flatnonzero((field.seconds * (1 + TIE) < field.seconds[first]) & ~field.possible())
     for group in set(field.group[faster].tolist()):
         here = faster[field.group[faster] == group]
-        if not field.known(group) or int(field.owner[here[0]]) in field.by_states:
+        if not field.groups[group].played:
             continue
         entry = int(here[np.argmin(field.place[here])])
         try:
@@ -218,16 +232,24 @@ def _refusals(field: Field) -> Iterator[Refusal]:
         if number in field.by_states:
             key, needed = (each.plan.strategy, each.plan.ranks), needed_bytes(each.plan, state_bound(each.plan))
         else:
-            key, needed = row_key(each.plan), needed_bytes(each.plan, peak_of(each.smallest()))
+            key, needed = row_key(each.plan), _least_needed(each.smallest())
         smallest[key] = min(smallest.get(key, (needed, number)), (needed, number))
     found = [_refusal(field, number) for _, number in sorted(smallest.values())[:SHOWN]]
     return iter(sorted(found, key=lambda each: (each.needed, simplicity(each.plan))))
 
 
+def _least_needed(plan: Plan) -> int:
+    """What a plan needs at the least, by the bound of a deep model where there is one."""
+    depth = depth_of(plan)
+    return needed_bytes(plan, depth.peak(plan.micro_batch) if depth else peak_of(plan))
+
+
 def _refusal(field: Field, number: int) -> Refusal:
     plan = field.structures[number].smallest()
-    peak = ledger(plan).peak()
-    needed = exactly_needed(plan, peak.bytes)
+    peak = timeline_of(plan).peak()
+    needed = needed_bytes(plan, peak.bytes)
+    if needed <= field.job.limit(plan):  # refused by the replay alone
+        needed = exactly_needed(plan, peak.bytes)
     category = max(peak.by_category, key=lambda name: peak.by_category[name])
     return Refusal(
         plan=plan, peak=peak.bytes, needed=needed, missing=needed - field.job.limit(plan),

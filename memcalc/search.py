@@ -36,7 +36,7 @@ NODE_GPUS = 8
 CHUNKS = 8
 """Parts of the tokens the loss is cut into, as torchtune and torchtitan do (num_output_chunks)."""
 
-EVERY = (2, 4)
+EVERY = (2,)
 """Blocks that one checkpoint spans, beside all blocks one by one: fewer are kept, and more is alive while one runs again."""
 
 ENGINES = ("torch", "deepspeed", "megatron")
@@ -69,7 +69,7 @@ class Search:
     """How the optimizer's step walks the parameters."""
     losses: tuple[Loss, ...]
     offloads: tuple[bool, ...]
-    """Whether parameters and optimizer states wait in the host's memory."""
+    """Whether parameters and optimizer states wait in the host's memory; looked at only where nothing fits without."""
     micro_batches: tuple[int, ...]
     accumulation: int | None = None
     """Micro batches per step where that is said; else one, and of a pipeline enough to fill it."""
@@ -146,7 +146,7 @@ def search(
         precisions=tuple(default_precisions(base) if precisions is None else precisions),
         kinds=tuple(_kinds(base) if kinds is None else kinds),
         losses=tuple(_losses(base) if losses is None else losses),
-        offloads=tuple(((True,) if base.offload.on else (False,)) if offloads is None else offloads),
+        offloads=tuple(_offloads(base) if offloads is None else offloads),
         micro_batches=tuple(_micro_batches(base, counts, global_batch) if micro_batches is None else micro_batches),
         accumulation=rounds,
         global_batch=global_batch,
@@ -280,6 +280,12 @@ def _losses(base: Plan) -> tuple[Loss, ...]:
     if not (whole and base.tokens >= CHUNKS and base.model.says_words and not base.family.unplayed):
         return (base.loss,)
     return (base.loss, Loss(chunks=CHUNKS, chunk_head=True))
+
+
+def _offloads(base: Plan) -> tuple[bool, ...]:
+    if base.offload.on:
+        return (True,)
+    return (False,) if base.device == "cpu" or base.adapter.freezes or base.family.opaque else (False, True)
 
 
 def _micro_batches(base: Plan, ranks: Sequence[int], global_batch: int | None) -> Sequence[int]:

@@ -24,7 +24,7 @@ from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
-    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options", "training_tokens",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -175,6 +175,15 @@ def plan_options(command: Function) -> Function:
     for add in reversed([*_OPTIONS, *knobs]):
         command = add(command)
     return command
+
+
+def training_tokens(command: Function) -> Function:
+    """Add ``--tokens``: of the whole training, where a sample's are ``--seq-len`` alone."""
+    for param in _params(command):
+        if param.name == "tokens":
+            param.opts.remove("--tokens")
+    return option(_T, "--tokens", "train_tokens", type=Count(), metavar="COUNT",
+                  help="Tokens of the whole training, such as 300b: says what it takes in GPU-hours.")(command)  # fmt: skip
 
 
 def beside_options(command: Function) -> Function:
