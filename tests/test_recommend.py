@@ -76,6 +76,7 @@ def small_jobs(draw: st.DrawFn) -> Search:
         precisions=["fp32", "bf16"],
         kinds=some(open_.kinds),
         losses=some(open_.losses),
+        offloads=[False],
         micro_batches=some([1, 2, 3, 5, 17, 64], 3),
     )
 

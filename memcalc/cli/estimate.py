@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memcalc.estimate import Rehearsed
     from memcalc.timeline import Timeline
 
-__all__ = ["command", "rehearsed"]
+__all__ = ["command", "planned", "rehearsed"]
 
 EXAMPLES = (
     """\b
@@ -60,7 +60,7 @@ SLOW = 2000
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 @option("The answer", "--explain", is_flag=True,
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
-@option("The answer", "--check", is_flag=True, help="Exit with 1 when the plan does not fit on --gpu.")
+@option("The answer", "--check", is_flag=True, help="Exit with 1 unless the plan fits on --gpu for sure, as memcalc check does.")
 def command(
     plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
     check: bool, **words: Any,
@@ -71,9 +71,9 @@ def command(
     numbers. Or leave it out and give --params for one known by its size, or --module for code of your own.
     """
     from memcalc.cli.report import explanation, summary
-    from memcalc.estimate import estimate, usable_bytes
+    from memcalc.estimate import estimate
 
-    plan = _plan(plan_file, config, scale, words)
+    plan = planned(plan_file, config, scale, words)
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
         click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
@@ -91,36 +91,42 @@ def command(
         click.echo(summary(found, format))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
-    if check and plan.gpu_row is not None and found.verdict == "does-not-fit":
-        needed, there = format_both(found.device.low), format_both(usable_bytes(plan, plan.gpu_row))
-        click.echo(f"memcalc: does not fit: it needs at least {needed}, {plan.gpu} has {there}", err=True)
-        raise click.exceptions.Exit(1)
+    if check:
+        from memcalc.gate import gate
+
+        if not (passed := gate(found)).passes:
+            click.echo(f"memcalc: {passed.said}", err=True)
+            raise click.exceptions.Exit(1)
 
 
 def _timeline(rehearsal: Rehearsed | None) -> Timeline | None:
     return None if rehearsal is None else rehearsal.timeline
 
 
-def _plan(plan_file: Path | None, config: Path | None, scale: int | None, words: dict[str, Any]) -> Plan:
+def planned(
+    plan_file: Path | None, config: Path | None, scale: int | None, words: dict[str, Any], said: str = ""
+) -> Plan:
+    """The plan of a saved file, a launch file, or the words; ``said`` names the command that reads the saved one."""
+    said = said or f"memcalc estimate --plan {plan_file}"
     if config is None:
         refuse_without_config(scale)
     elif plan_file is not None:
-        raise InputError(f"--plan {plan_file} and --config {config} both say what to estimate; leave one out")
+        raise InputError(f"the plan {plan_file} and --config {config} both say what to estimate; leave one out")
     else:
         return configured(config, words, scale)[0]
     if plan_file is None:
         plan = build_plan(words)
         check_effect(words, plan)
         return plan
-    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
-    if said:
-        raise InputError(f"--plan {plan_file} says the whole plan; leave out: {', '.join(said)}")
+    typed = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
+    if typed:
+        raise InputError(f"{plan_file} says the whole plan; leave out: {', '.join(typed)}")
     plan = Plan.load(plan_file)
     module, sample = words.get("module"), words.get("sample")
     if module is not None or sample is not None or _needs_no_name(plan):
         from memcalc.named_code import confirm_code
 
-        confirm_code(plan, module, sample, f"memcalc estimate --plan {plan_file}")
+        confirm_code(plan, module, sample, said)
     return plan
 
 
