@@ -88,13 +88,17 @@ class Field:
         """Structures that fall by their states alone."""
         self.entries: list[NDArray[np.int64]] = []
         """Those of each structure, in the order of its micro batches."""
-        group, place, owner, index = [], [], [], []
+        group: list[int] = []
+        place: list[int] = []
+        owner: list[int] = []
+        index: list[int] = []
         for number, each in enumerate(self.structures):
             limit = job.limit(each.plan)
             falls = needed_bytes(each.plan, state_bound(each.plan)) > limit
             if falls:
                 self.by_states.add(number)
-            start, order = len(group), []
+            start = len(group)
+            order: list[int] = []
             for members in self._by_ledger(each):
                 sizes = [each.micro_batches[k] for k in members]
                 self.groups.append(Group(each.shared(members[0]), sizes, limit, -1 if falls else None))

@@ -72,7 +72,9 @@ def _shared(plan: Plan) -> Plan:
     row = plan.strategy_row
     whole = not (row.shards_optimizer or row.shards_parameters or row.one_process or row.zero_stage is not None)
     ranks = 2 * plan.layout.model_parallel if whole and plan.data_parallel > 2 else plan.ranks
-    return replace(plan, micro_batch=1 if plan.micro_batch else 0, ranks=ranks, nodes=plan.nodes if ranks == plan.ranks else 1)
+    return replace(
+        plan, micro_batch=1 if plan.micro_batch else 0, ranks=ranks, nodes=plan.nodes if ranks == plan.ranks else 1
+    )
 
 
 @lru_cache(maxsize=16)
@@ -95,9 +97,7 @@ def state_bound(plan: Plan) -> int:
     """
     if plan.offload.on or plan.adapter != Adapter() or plan.update.in_backward or plan.compute.offload_activations:
         return 0
-    whole, trained, states = _sizes(
-        plan.model, plan.adapter, plan.frozen, plan.optimizer, plan.precision_row.weights
-    )
+    whole, trained, states = _sizes(plan.model, plan.adapter, plan.frozen, plan.optimizer, plan.precision_row.weights)
     row, width, shards = plan.strategy_row, DTYPE_BYTES[plan.precision_row.weights], plan.shards
     parts = plan.layout.tensor * plan.layout.pipeline
     held = width * whole // (shards if row.shards_parameters else 1)
@@ -135,7 +135,12 @@ def depth_of(plan: Plan) -> Depth | None:
     row, layout, model = plan.strategy_row, plan.layout, plan.model
     span = max(plan.checkpoint_every, 1) * layout.pipeline * layout.chunks * plan.checkpointing.one_in
     even = row.engine == "torch" and not row.one_process and row.shards_optimizer == row.shards_parameters
-    even = even and plan.adapter == Adapter() and plan.frozen == Frozen() and not (layout.first_layers or layout.last_layers)
+    even = (
+        even
+        and plan.adapter == Adapter()
+        and plan.frozen == Frozen()
+        and not (layout.first_layers or layout.last_layers)
+    )
     if not even or model.layers != model.blocks or model.layers // span < DEEP:
         return None
     try:

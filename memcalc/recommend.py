@@ -20,8 +20,8 @@ from memcalc.fitting import depth_of, exactly_needed, needed_bytes, peak_of, sta
 from memcalc.plan import Plan
 from memcalc.reasons import Known, why
 from memcalc.search import RAM_SHARE, Search, search
-from memcalc.structures import Structure, simplicity, structures
 from memcalc.strategies import STRATEGIES
+from memcalc.structures import Structure, simplicity, structures
 from memcalc.throughput import StepTime, step_time
 
 __all__ = [
@@ -229,6 +229,7 @@ def _refusals(field: Field) -> Iterator[Refusal]:
     for number, each in enumerate(field.structures):
         if int(field.row[number]) in fits:
             continue
+        key: Key
         if number in field.by_states:
             key, needed = (each.plan.strategy, each.plan.ranks), needed_bytes(each.plan, state_bound(each.plan))
         else:
@@ -269,7 +270,9 @@ def next_plan(plan: Plan, capacity: int) -> Plan | None:
     job = search(
         plan,
         capacity=int(limit * plan.ranks / RAM_SHARE) if plan.device == "cpu" else limit,
-        strategies=[row.name for row in STRATEGIES.values() if row.plain] if plan.strategy_row.plain else [plan.strategy],
+        strategies=[row.name for row in STRATEGIES.values() if row.plain]
+        if plan.strategy_row.plain
+        else [plan.strategy],
         tensors=[plan.layout.tensor],
         pipelines=[plan.layout.pipeline],
         precisions=[plan.precision],

@@ -60,7 +60,9 @@ def _needed(plan: Plan) -> int:
 def _leanest(job: Search) -> Plan:
     """The plan of a search that divides most and recomputes most, in its usual forms and at the smallest micro batch."""
     order = list(STRATEGIES)
-    plans = [each.smallest() for each in structures(replace(job, losses=job.losses[:1], kinds=job.kinds[:1], policies=()))]
+    plans = [
+        each.smallest() for each in structures(replace(job, losses=job.losses[:1], kinds=job.kinds[:1], policies=()))
+    ]
     plain = [plan for plan in plans if plan.layout == job.base.layout] or plans
 
     def divides(plan: Plan) -> tuple[int, int, bool, int]:
@@ -93,6 +95,9 @@ def _changes(plan: Plan, job: Search) -> Iterator[tuple[str, Plan]]:
         yield "--allow-pure-16bit", replace(plan, precision=pure_precision(plan))
     for name in LEANER:
         try:
-            yield f"--optimizer {name}", replace(plan, optimizer=name, optimizer_kind=OPTIMIZERS[name].usual_kind(plan.device))
+            yield (
+                f"--optimizer {name}",
+                replace(plan, optimizer=name, optimizer_kind=OPTIMIZERS[name].usual_kind(plan.device)),
+            )
         except PlanError:  # Adafactor cannot update shards
             continue

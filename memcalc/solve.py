@@ -92,7 +92,9 @@ def solve(plan: Plan, quantity: str | Quantity, limit: int) -> Solution:
         size = high - low
         low, high = (probe, high) if need(probe) <= limit else (low, probe)
         halve = 2 * (high - low) > size  # a guess that closed the bracket too little is followed by a half
-    last = _replayed(low, lambda place: exactly_needed(asked.change(plan, order[place]), 0) <= limit, plan.device == "cpu")
+    last = _replayed(
+        low, lambda place: exactly_needed(asked.change(plan, order[place]), 0) <= limit, plan.device == "cpu"
+    )
     return _solution(asked, plan, limit, order, last, len(known))
 
 
@@ -154,7 +156,13 @@ def _solution(asked: Quantity, plan: Plan, limit: int, order: range, last: int, 
         except PlanError:  # more than 4 EiB, or nothing that can be
             beyond = None
     return Solution(
-        quantity=asked, value=order[last] if last >= 0 else None, plan=at, needed=needed, limit=limit, beyond=beyond, tried=tried
+        quantity=asked,
+        value=order[last] if last >= 0 else None,
+        plan=at,
+        needed=needed,
+        limit=limit,
+        beyond=beyond,
+        tried=tried,
     )
 
 
@@ -181,7 +189,9 @@ def _depths(plan: Plan) -> range:
 
 def _sizes(plan: Plan) -> range:
     if plan.model.family != "size":
-        raise InputError(f"params are for a model known by its size: give --params instead of {plan.model.name}, or ask for layers")
+        raise InputError(
+            f"params are for a model known by its size: give --params instead of {plan.model.name}, or ask for layers"
+        )
     return range(1, 10**15)
 
 

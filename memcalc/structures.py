@@ -85,7 +85,9 @@ def structures(job: Search) -> Iterator[Structure]:
             continue
         for strategy, fsdp in _divisions(job, ranks, nodes, layout):
             for choice in _choices(job):
-                plan = _plan(job, batches[0], ranks=ranks, nodes=nodes, layout=layout, strategy=strategy, fsdp=fsdp, **choice)
+                plan = _plan(
+                    job, batches[0], ranks=ranks, nodes=nodes, layout=layout, strategy=strategy, fsdp=fsdp, **choice
+                )
                 if plan is not None and not (job.runnable and plan.untrained):
                     yield Structure(
                         plan=plan,

@@ -35,7 +35,13 @@ Exit codes:
 @click.command("check", cls=Command, epilog=EXAMPLES)
 @plan_options
 @config_options
-@option("The answer", "--keep-free", type=Share(), metavar="SHARE", help="Memory that shall stay free: 5%, or 4GiB.  [default: 0]")
+@option(
+    "The answer",
+    "--keep-free",
+    type=Share(),
+    metavar="SHARE",
+    help="Memory that shall stay free: 5%, or 4GiB.  [default: 0]",
+)
 @option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
         help=f"One of: {', '.join(FORMATS)}.  [default: table, which is one line]")  # fmt: skip
 def command(config: Path | None, scale: int | None, keep_free: Free | None, format: str, **words: Any) -> None:
@@ -79,4 +85,3 @@ def _is_plan(path: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(data, dict) and "memcalc_plan" in data
-

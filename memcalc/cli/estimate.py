@@ -16,7 +16,7 @@ from memcalc.errors import InputError
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.tables import FORMATS
-from memcalc.units import format_both, format_count
+from memcalc.units import format_count
 
 if TYPE_CHECKING:
     from memcalc.estimate import Rehearsed
@@ -60,7 +60,12 @@ SLOW = 2000
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 @option("The answer", "--explain", is_flag=True,
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
-@option("The answer", "--check", is_flag=True, help="Exit with 1 unless the plan fits on --gpu for sure, as memcalc check does.")
+@option(
+    "The answer",
+    "--check",
+    is_flag=True,
+    help="Exit with 1 unless the plan fits on --gpu for sure, as memcalc check does.",
+)
 def command(
     plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
     check: bool, **words: Any,

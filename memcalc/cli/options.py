@@ -254,7 +254,9 @@ def build_plan(words: Words) -> Plan:
         })  # fmt: skip
     if isinstance(words.get("model"), Path) and model.family != "size" and not model.module.factory:
         fields["implementation"] = _as_transformers(words, model)
-    fields.setdefault("optimizer_kind", OPTIMIZERS[fields.get("optimizer", "adamw")].usual_kind(fields.get("device", "cuda")))
+    fields.setdefault(
+        "optimizer_kind", OPTIMIZERS[fields.get("optimizer", "adamw")].usual_kind(fields.get("device", "cuda"))
+    )
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
 
 
@@ -267,4 +269,3 @@ def _as_transformers(words: Words, model: Model) -> Implementation:
     return dataclasses.replace(usual, **{
         name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)
     })  # fmt: skip
-

@@ -29,10 +29,27 @@ def shown(found: Recommendation, confirmed: list[Confirmation], format: str, tok
         return _csv(found, confirmed, tokens)
     parts = [_title(found, format)]
     if found.plans:
-        names = ["", *KNOBS, "also", "peak", "headroom", "step", "tokens/s", "MFU", "speed", *["GPU-hours"] * bool(tokens)]
+        names = [
+            "",
+            *KNOBS,
+            "also",
+            "peak",
+            "headroom",
+            "step",
+            "tokens/s",
+            "MFU",
+            "speed",
+            *["GPU-hours"] * bool(tokens),
+        ]
         parts.append(render([_cells(i, c, tokens) for i, c in enumerate(found.plans, 1)], names, format))
     mark = "- " if format == "markdown" else "  "
-    lines = [*numbers_of(confirmed), *_reasons(found.plans), *_others(found, tokens), *_refusals(found), *_remarks(found)]
+    lines = [
+        *numbers_of(confirmed),
+        *_reasons(found.plans),
+        *_others(found, tokens),
+        *_refusals(found),
+        *_remarks(found),
+    ]
     if explain:
         from memcalc.cli.explained import explained
 
@@ -131,9 +148,7 @@ def brief(plan: Plan) -> str:
     batch = f"micro batch {plan.micro_batch}" if plan.micro_batch else "micro batch not given"
     times = f" x {plan.accumulation}" if plan.accumulation > 1 else ""
     more = "" if also(plan) == "-" else f", {also(plan)}"
-    return (
-        f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {checkpointing(plan)}{more}"
-    )
+    return f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {checkpointing(plan)}{more}"
 
 
 def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:

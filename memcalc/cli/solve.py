@@ -35,7 +35,13 @@ Examples:
 @click.command("solve", cls=Command, epilog=EXAMPLES)
 @option("The question", "--for", "quantity", type=Name("quantity", FOR), required=True, metavar="WHAT",
         help=f"One of: {', '.join(FOR)}. Of gpus the fewest are asked for, of the others the most that fit.")  # fmt: skip
-@option("The question", "--keep-free", type=Share(), metavar="SHARE", help="Memory that shall stay free: 10%, or 4GiB.  [default: 0]")
+@option(
+    "The question",
+    "--keep-free",
+    type=Share(),
+    metavar="SHARE",
+    help="Memory that shall stay free: 10%, or 4GiB.  [default: 0]",
+)
 @plan_options
 @option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
@@ -65,7 +71,9 @@ def command(quantity: str, keep_free: Free | None, format: str, **words: Any) ->
 def _plan(quantity: str, words: dict[str, Any]) -> Plan:
     given_twice = {"micro-batch": "micro_batch", "seq-len": "tokens", "gpus": "ranks"}.get(quantity)
     if given_twice and words.get(given_twice) is not None:
-        raise InputError(f"--for {quantity} asks for what --{quantity.replace('micro-batch', 'batch-size')} says; leave one out")
+        raise InputError(
+            f"--for {quantity} asks for what --{quantity.replace('micro-batch', 'batch-size')} says; leave one out"
+        )
     if quantity == "params" and words.get("model") is None and words.get("parameters") is None:
         words["parameters"] = 1
     if quantity == "gpus" and words.get("strategy") is None:
@@ -108,5 +116,7 @@ def _nothing(found: Solution) -> str:
     plan = found.plan
     missing = format_both(found.needed - found.limit)
     if found.quantity.fewest:
-        return f"no number of GPUs will do: {plan.strategy} needs {missing} too much on each of {format_count(plan.ranks)}"
+        return (
+            f"no number of GPUs will do: {plan.strategy} needs {missing} too much on each of {format_count(plan.ranks)}"
+        )
     return f"nothing fits: the smallest {found.quantity.name} needs {missing} too much"
