@@ -6,6 +6,7 @@ import json
 from itertools import combinations
 from pathlib import Path
 
+import published
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
@@ -187,3 +188,8 @@ def test_mistakes_are_one_line(words: tuple[str, ...], says: str) -> None:
     assert code == 2
     assert says in text
     assert "Traceback" not in text
+
+
+def test_the_page_shows_todays_tables() -> None:
+    text = published.SPEEDS.read_text(encoding="utf-8")
+    assert published.refreshed_speeds(text) == text, "run `make docs`"
