@@ -133,9 +133,11 @@ def _replicated(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collectiv
     calls = -(-size // (plan.bucket_mb << 20))
     yield Collective(what="gradients", operation="all-reduce", bytes=size, ranks=ranks, near=near, calls=calls)
     if plan.strategy_row.shards_optimizer:
-        # ZeroRedundancyOptimizer, _sync_params: when nothing is left to hide behind.
+        # ZeroRedundancyOptimizer, _sync_params: tensor by tensor, when nothing is left to hide behind.
+        fullest = max(stages, key=lambda each: each.parameters)
         yield Collective(
-            what="updated weights", operation="broadcast", bytes=size, ranks=ranks, near=near, hideable=False
+            what="updated weights", operation="broadcast", bytes=size, ranks=plan.shards, hideable=False,
+            near=_near(plan, plan.shards, plan.layout.tensor), calls=fullest.tensors,
         )  # fmt: skip
 
 
@@ -214,8 +216,15 @@ def _megatron(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collective]
     if not plan.strategy_row.shards_optimizer:
         yield Collective(what="gradients", operation="all-reduce", bytes=size, **of)  # type: ignore[arg-type]
         return
-    low = DTYPE_BYTES[plan.precision_row.weights]
+    low, copies = DTYPE_BYTES[plan.precision_row.weights], plan.layout.optimizer_instances
+    of |= {"ranks": plan.shards, "near": _near(plan, plan.shards, plan.layout.tensor)}
     yield Collective(what="gradients", operation="reduce-scatter", bytes=size, **of)  # type: ignore[arg-type]
+    if copies > 1:  # each rank's share is summed over the groups that hold all states
+        far = _near(plan, copies, plan.layout.tensor * plan.shards)
+        yield Collective(
+            what="gradients of instances", operation="all-reduce", bytes=size // plan.shards, ranks=copies, near=far,
+            hideable=False,
+        )  # fmt: skip
     yield Collective(what="updated weights", operation="all-gather", bytes=low * trained, **of)  # type: ignore[arg-type]
 
 
