@@ -13,7 +13,7 @@ from memcalc.bench.throughput.plans import Run, run_of
 from memcalc.bench.throughput.rows import Timing
 from memcalc.bench.throughput.score import TIE, Scored, score
 
-__all__ = ["CLAIMS", "Claim", "Held", "held"]
+__all__ = ["CLAIMS", "MISSES", "Claim", "Held", "held"]
 
 HAIR = 0.01
 """A predicted difference that says no order."""
@@ -232,3 +232,7 @@ def held(claim: Claim, rows: Mapping[str, Timing]) -> Held:
 def _per(run: Run) -> float:
     """Rates of one GPU are compared a GPU."""
     return float(run.plan.ranks) if run.plan and run.row.kind and run.row.kind.each else 1.0
+
+
+MISSES: dict[str, str] = {}
+"""Claims that the time model does not hold, by name, and why."""
