@@ -22,7 +22,7 @@ from tests.published_speeds import known, run_with, scored, table, timing
 
 
 def _row(name: str, measured: float | None, predicted: float | None, error: float | None = None) -> Scored:
-    empty = Run(row=timing(id=name), plan=None, hardware=None, assumptions=(), lacks=())
+    empty = Run(row=timing(id=name), plan=None, hardware=None, place=None, assumptions=(), lacks=())
     return Scored(run=empty, measured=measured, predicted=predicted, error=error)
 
 
