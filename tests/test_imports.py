@@ -74,6 +74,7 @@ LAYERS = [
         "doctor_system",
         "meters",
         "bench",
+        "calibrate",
         "compare",
         "supervise",
         "training",

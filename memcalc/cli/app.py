@@ -30,6 +30,7 @@ COMMANDS = (
     "compare",
     "validate",
     "bench",
+    "calibrate",
     "explain-meters",
     "snapshot",
     "doctor",
