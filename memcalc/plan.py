@@ -225,7 +225,7 @@ class Plan:
     def shards(self) -> int:
         """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights, or
         with replicas those of one."""
-        return self.data_parallel * self.layout.context // self.fsdp.groups(self)
+        return self.data_parallel * self.layout.context // (self.fsdp.groups(self) * self.layout.optimizer_instances)
 
     @property
     def global_batch(self) -> int:
