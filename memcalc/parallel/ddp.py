@@ -25,7 +25,7 @@ class Ddp(Replicated):
         super().states()
         for index, size in enumerate(sizes):
             self.hold(f"DDP bucket {index}", (size,), category, "uint8")
-        if self.plan.static_graph:  # reducer.cpp, initialize_local_used_map: 32-bit numbers on the host, and on the device
+        if self.plan.static_graph:  # initialize_local_used_map: 32-bit numbers on the host, and on the device
             for _ in range(2 if self.plan.device == "cpu" else 1):
                 self.hold("DDP map of used parameters", (4 * len(self.trained),), "communication", "uint8")
 
