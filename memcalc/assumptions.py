@@ -136,6 +136,11 @@ def assumptions(
     if plan.layout.tensor > 1:
         whose = "Megatron's" if plan.family.divides == "megatron" else "torch's (torch.distributed.tensor.parallel)"
         said.append(f"tensor parallel is {whose}, as the model's family is written")
+    if plan.static_graph and plan.ranks > 1 and activations_known(plan):
+        said.append(
+            "static graph: DDP copies the model's output in the first step, before there are optimizer states; that copy is "
+            "not counted"
+        )
     if plan.family.assumption:
         said.append(plan.family.assumption)
     said += [*plan.model.notes, *dropout(plan), *uncounted(plan)]

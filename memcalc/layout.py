@@ -184,6 +184,8 @@ class Layout(Group):
         if plan.strategy_row.gathers and self.schedule == "interleaved":
             # _PipelineScheduleRuntime gathers whole stretches ahead (schedules.py, _add_unshard_reshard).
             return f"with an interleaved pipeline by {plan.strategy}; take 1f1b or gpipe"
+        if plan.static_graph:
+            return "with pipeline parallel and a static graph, which a schedule's passes are not"
         if plan.loss.chunk_head:
             return "with pipeline parallel and a head that is computed chunk by chunk"
         if plan.precision_row.loss_scaling:

@@ -81,6 +81,8 @@ class Plan:
     """DDP's bucket_cap_mb."""
     bucket_views: bool = False
     """DDP's gradient_as_bucket_view."""
+    static_graph: bool = False
+    """DDP's static_graph: in the first step gradients are sent after backward, and the model's output is copied once."""
     set_to_none: bool = True
     """zero_grad(set_to_none=True): gradients are freed after the step."""
     device: str = "cuda"
