@@ -201,7 +201,7 @@ FAULTS = [
     ),
     Fault(
         name="values narrower than keys make outputs as wide as queries",
-        file="attention.py",
+        file="fused_attention.py",
         right="q.shape[-1] * v.shape[-1] // k.shape[-1])",
         wrong="q.shape[-1])",
     ),
@@ -210,5 +210,23 @@ FAULTS = [
         file="ledger.py",
         right='self.plan.strategy_row.gathers and plan.family.reads != "tokens"',
         wrong='self.plan.strategy_row.gathers and plan.family.reads == "features"',
+    ),
+    Fault(
+        name="a T4 has flash attention",
+        file="kernels.py",
+        right="it.cuda and it.capability < _AMPERE,",
+        wrong="it.cuda and it.capability < (7, 0),",
+    ),
+    Fault(
+        name="every card multiplies bfloat16 in the efficient kernel",
+        file="kernels.py",
+        right='it.dtype == "bfloat16" and it.capability < _AMPERE',
+        wrong='it.dtype == "bfloat16" and it.capability < (5, 0)',
+    ),
+    Fault(
+        name="grouped keys have their gradients made at once",
+        file="fused_attention.py",
+        right="    grouped = k.shape[-1] < width\n",
+        wrong="    grouped = False\n",
     ),
 ]
