@@ -86,6 +86,7 @@ LAYERS = [
     ["tables"],
     ["pictures"],
     ["cli"],
+    ["ui"],
     ["__main__"],
 ]
 ALLOWED = {
