@@ -70,7 +70,7 @@ def command(
     MODEL is a named model, a config.json of Hugging Face, its folder, or a .safetensors file; options change its
     numbers. Or leave it out and give --params for one known by its size, or --module for code of your own.
     """
-    from memcalc.cli.report import explanation, summary
+    from memcalc.cli.summary import explanation, summary
     from memcalc.estimate import estimate, usable_bytes
 
     plan = _plan(plan_file, config, scale, words)
