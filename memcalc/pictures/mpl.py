@@ -76,9 +76,8 @@ def _drawing(surface: Surface, text: str, path: Path) -> Iterator[Figure]:
         # A name in letters that the font lacks is shown with boxes; the figure's text has it whole.
         warnings.simplefilter("ignore", UserWarning)
         figure = Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
-        engine = figure.get_layout_engine()
-        assert engine is not None
-        engine.set(rect=(0.006, 0.01, 0.988, 0.88))  # type: ignore[call-arg]  # the rest is the title's
+        engine: Any = figure.get_layout_engine()
+        engine.set(rect=(0.006, 0.01, 0.988, 0.88))  # the rest is the title's
         yield figure
         written = io.BytesIO()
         if path.suffix.lower() == ".png":

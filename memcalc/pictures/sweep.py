@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Any
 
 from memcalc.assumptions import activations_known
 from memcalc.errors import InputError, PlanError
@@ -182,7 +183,8 @@ def _line(base: Plan, against: str, strategy: str, values: Sequence[int], capaci
 
 
 def _point(base: Plan, against: str, strategy: str, value: int) -> Point:
-    plan = replace(base, strategy=strategy, **{AGAINST[against]: value})
+    changed: dict[str, Any] = {AGAINST[against]: value}
+    plan = replace(base, strategy=strategy, **changed)
     found = estimate(plan)
     device = found.device
     return Point(value=value, peak=found.peak.bytes, low=device.low, high=device.high, verdict=found.verdict)
