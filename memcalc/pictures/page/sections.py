@@ -21,7 +21,7 @@ Tensor = tuple[str, str, str, int, int]
 
 _VERDICTS = {
     "fits": ("good", "Fits on {}"),
-    "tight": ("warn", "May or may not fit on {}"),
+    "tight": ("warn", "Tight on {}: it may fit or not"),
     "does-not-fit": ("bad", "Does not fit on {}"),
     "unknown": ("none", "Whether it fits on {} is not known"),
 }
@@ -89,16 +89,22 @@ def meters(figure: Step) -> Html:
         what = "all tensors" if on_cpu and name == "allocated" else _METERS[name]
         parts = [f"{name} ", element("b", text), element("small", f"{binary} · {what}")]
         if name != "host":
-            parts.append(_bar(low, high, whole))
+            parts.append(_bar(low, high, whole, figure.capacity or 0))
         items.append(element("li", *parts))
-    return _section("In the meters", element("ul", *items, class_="meters"))
+    made = element("ul", *items, class_="meters")
+    if figure.capacity is None:
+        return _section("In the meters", made)
+    note = f"Dark up to the least, pale up to the most; the mark is what {found.plan.gpu} has for it."
+    return _section("In the meters", join([made, element("p", note, class_="muted")]))
 
 
-def _bar(low: int, high: int, whole: int) -> Html:
-    sure, most = (1000 * size // max(whole, 1) for size in (low, high))
+def _bar(low: int, high: int, whole: int, card: int) -> Html:
+    sure, most, edge = (1000 * size // max(whole, 1) for size in (low, high, card))
     parts = [element("rect", x=0, y=0, width=sure, height=10, class_="sure")]
     if most > sure:
         parts.append(element("rect", x=sure, y=0, width=most - sure, height=10, class_="range"))
+    if card:
+        parts.append(element("rect", x=min(edge, 996), y=0, width=4, height=10, class_="limit"))
     return element("svg", *parts, viewBox="0 0 1000 10", preserveAspectRatio="none", class_="bar", aria_hidden="true")
 
 

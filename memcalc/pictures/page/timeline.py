@@ -64,8 +64,11 @@ def readout(figure: Step) -> Html:
     found, layers = figure.estimate.peak, figure.layers
 
     def row(swatch: Html, name: str, key: str, peak: int, most: int) -> Html:
-        sizes = (format_bytes(peak), format_bytes(peak), format_bytes(most))
-        cells = [element("td", size, class_="n", id=f"now-{key}" if not i else None) for i, size in enumerate(sizes)]
+        cells = [
+            element("td", format_bytes(peak), class_="n", id=f"now-{key}"),
+            element("td", format_bytes(peak), class_="n"),
+            element("td", format_bytes(most), class_="n most"),
+        ]
         return element("tr", element("th", swatch, name, scope="row"), *cells)
 
     rows = [
@@ -75,20 +78,20 @@ def readout(figure: Step) -> Html:
     rows.append(row(Html(""), "in use", "total", found.bytes, int(layers.total.max(initial=0))))
     for each in figure.curves:
         now = "" if each.live is None else format_bytes(int(each.live[layers.peak]))
-        cells = [element("td", now, class_="n", id=f"now-{each.name}"), element("td", "", class_="n")]
-        rows.append(
-            element(
-                "tr", element("th", each.name, scope="row"), *cells, element("td", format_bytes(each.peak), class_="n")
-            )
-        )
-    heads = [element("th", text, scope="col", class_="n" if i else None) for i, text in enumerate(_HEADS)]
+        cells = [
+            element("td", now, class_="n", id=f"now-{each.name}"),
+            element("td", format_bytes(each.peak), class_="n"),
+            element("td", format_bytes(each.peak), class_="n most"),
+        ]
+        rows.append(element("tr", element("th", each.name, scope="row"), *cells))
+    heads = [element("th", text, scope="col", class_=kind) for text, kind in _HEADS]
     moment = layers.moments[layers.peak] if layers.moments else ""
     now = element("output", f"{moment}: {format_bytes(found.bytes)}", id="now", for_="at", aria_live="polite")
     body = element("table", element("thead", element("tr", *heads)), element("tbody", *rows), class_="readout")
     return join([element("p", now, class_="now"), body])
 
 
-_HEADS = ("category", "here", "at the peak", "at most")
+_HEADS = (("category", None), ("here", "n"), ("at the peak", "n"), ("at most", "n most"))
 
 
 def _top(figure: Step) -> float:
