@@ -31,7 +31,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PLAN = (
     "strategy", "ranks", "nodes", "precision", "optimizer", "optimizer_kind", "micro_batch", "accumulation", "tokens",
-    "checkpoint_every", "reentrant", "attention", "dropout", "loss_dtype", "keep_logits", "bucket_mb", "bucket_views", "device", "gpu", "torch",
+    "checkpoint_every", "reentrant", "attention", "dropout", "loss_dtype", "keep_logits", "bucket_mb", "bucket_views", "static_graph", "device", "gpu", "torch",
     "allocator",
 )  # fmt: skip
 
@@ -134,6 +134,7 @@ _OPTIONS = (
     option(_W, "--device", type=Name("device", DEVICES), metavar="KIND", help=f"{_one_of(DEVICES)}  [default: cuda]"),
     _whole(_W, "--bucket-mb", help="DDP's bucket_cap_mb.  [default: 25]"),
     _flag(_W, "--bucket-views", help="DDP's gradient_as_bucket_view."),
+    _flag(_W, "--static-graph", help="DDP's static_graph."),
     option(_W, "--allocator", metavar="TEXT", help="PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True."),
     option(_W, "--torch", metavar="VERSION", help="Version of torch, such as 2.6: older ones kept other temporaries."),
 )  # fmt: skip
@@ -204,7 +205,7 @@ def _params(command: Callable[..., Any]) -> list[click.Parameter]:
 def check_effect(words: Words, plan: Plan) -> None:
     """Raises InputError for an option of a group that was typed and changes nothing about the plan."""
     if not plan.strategy_row.buckets:
-        for name in ("bucket_mb", "bucket_views"):
+        for name in ("bucket_mb", "bucket_views", "static_graph"):
             if words.get(name) is not None:
                 raise InputError(f"--{name.replace('_', '-')} is for DDP's buckets, not for strategy {plan.strategy}")
     model = plan.model

@@ -25,6 +25,9 @@ class Ddp(Replicated):
         super().states()
         for index, size in enumerate(sizes):
             self.hold(f"DDP bucket {index}", (size,), category, "uint8")
+        if self.plan.static_graph:  # initialize_local_used_map: 32-bit numbers on the host, and on the device
+            for _ in range(2 if self.plan.device == "cpu" else 1):
+                self.hold("DDP map of used parameters", (4 * len(self.trained),), "communication", "uint8")
 
     def updated(self) -> list[Weight]:
         if not self.plan.strategy_row.shards_optimizer:

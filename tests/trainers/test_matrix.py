@@ -35,6 +35,7 @@ TWO: dict[str, Fields] = some(
         "tensor": {"model": LLAMA, "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
         "interleaved": {"accumulation": 4, "layout": Layout(pipeline=2, schedule="interleaved", chunks=2)},
         "zero-1": {"strategy": "zero-1"},
+        "ddp-static-graph": {"strategy": "ddp", "static_graph": True, "bucket_views": True, "accumulation": 4},
         "fsdp-shard-grad-op": {"strategy": "fsdp-shard-grad-op", "accumulation": 2},
         "fsdp-1": {"strategy": "fsdp-full-shard", "fsdp": OLD},
         "fsdp-full-shard": {"strategy": "fsdp-full-shard", "checkpoint_every": 2},

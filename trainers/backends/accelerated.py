@@ -35,7 +35,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     cpu, gathers = mesh.device_type == "cpu", plan.strategy_row.gathers
     handlers: list[Any] = [
         accelerate.DistributedDataParallelKwargs(
-            bucket_cap_mb=plan.bucket_mb, gradient_as_bucket_view=plan.bucket_views, static_graph=False
+            bucket_cap_mb=plan.bucket_mb, gradient_as_bucket_view=plan.bucket_views, static_graph=plan.static_graph
         )
     ]
     plugin = None
