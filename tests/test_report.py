@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memcalc.cli.app import app
@@ -73,14 +73,16 @@ TINY = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, gpu="t4")
 
 
 @given(st.text(), st.text())
+@settings(max_examples=30)
 def test_plain_text_is_escaped_wherever_it_is_put(content: str, attribute: str) -> None:
     made = element("p", content, title=attribute)
     found = Reader(made)
     assert [tag for tag, _ in found.tags] == ["p"] and isinstance(made, Html)
-    assert set(made[3:]) >= set("</p>") and made.count("<") == 2 and made.count(">") == 2
+    assert made.count("<") == 2 and made.count(">") == 2
 
 
 @given(st.recursive(st.text() | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+@settings(max_examples=30)
 def test_data_in_a_page_is_what_it_was_and_ends_nothing(value: object) -> None:
     text = data("x", value)
     assert text.count("<") == 2 and "-->" not in text
