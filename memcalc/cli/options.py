@@ -24,7 +24,7 @@ from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
-    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options", "several",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -176,6 +176,16 @@ def plan_options(command: Function) -> Function:
     for add in reversed([*_OPTIONS, *knobs]):
         command = add(command)
     return command
+
+
+def several(command: click.Command, name: str) -> None:
+    """Let one option of a command be given again and again: its value is a tuple, empty where it was not."""
+    for index, param in enumerate(command.params):
+        if param.name == name and isinstance(param, Option):
+            command.params[index] = Option(
+                [*param.opts, name], section=param.section, type=param.type, metavar=param.metavar, multiple=True,
+                help=param.help,
+            )  # fmt: skip
 
 
 def beside_options(command: Function) -> Function:

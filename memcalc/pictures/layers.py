@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+from memcalc.timeline import BEFORE, CATEGORIES, MOMENTS, Timeline
 
 __all__ = ["Layers", "Phase", "curve", "layers", "phases"]
 
@@ -97,11 +97,15 @@ def layers(timeline: Timeline, columns: int) -> Layers:
 
 
 def curve(timeline: Timeline, onto: Sequence[Phase], columns: int) -> NDArray[np.int64] | None:
-    """Bytes in use of another timeline of the same step, in the columns of the first; None where it has other phases."""
-    mine = phases(timeline)
-    if [phase.moment for phase in mine] != [phase.moment for phase in onto]:
+    """Bytes in use of another timeline of the same step, in the columns of the first; None where it has other phases.
+
+    What comes before the step is the first one's alone: columns in it hold -1.
+    """
+    mine, places = phases(timeline), [phase for phase in onto if phase.moment not in BEFORE]
+    if not mine or [phase.moment for phase in mine] != [phase.moment for phase in places]:
         return None
-    return timeline.live()[_fullest(timeline, mine, onto, columns)]
+    live = timeline.live()[_fullest(timeline, mine, places, columns)]
+    return np.where((np.arange(columns) + 1) / columns <= places[0].left, -1, live)
 
 
 def _fullest(timeline: Timeline, mine: Sequence[Phase], places: Sequence[Phase], columns: int) -> NDArray[np.int64]:
