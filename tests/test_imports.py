@@ -69,7 +69,10 @@ LAYERS = [
     ["estimate"],
     [
         "coefficients",
+        "work",
         "traffic",
+        "links",
+        "rank_time",
         "throughput",
         "strategy_table",
         "search",
