@@ -210,13 +210,25 @@ def _megatron(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collective]
     ``--overlap-grad-reduce`` is given; the distributed optimizer gathers 16-bit weights."""
     trained, _ = _sizes(stages)
     ranks, near = _data(plan)
-    size, of = FLOAT * trained, {"ranks": ranks, "near": near, "hideable": False}
+    size = FLOAT * trained
     if not plan.strategy_row.shards_optimizer:
-        yield Collective(what="gradients", operation="all-reduce", bytes=size, **of)  # type: ignore[arg-type]
+        yield Collective(
+            what="gradients", operation="all-reduce", bytes=size, ranks=ranks, near=near, hideable=False
+        )  # fmt: skip
         return
-    low = DTYPE_BYTES[plan.precision_row.weights]
-    yield Collective(what="gradients", operation="reduce-scatter", bytes=size, **of)  # type: ignore[arg-type]
-    yield Collective(what="updated weights", operation="all-gather", bytes=low * trained, **of)  # type: ignore[arg-type]
+    low, shards, copies = DTYPE_BYTES[plan.precision_row.weights], plan.shards, ranks // plan.shards
+    near = _near(plan, shards, plan.layout.tensor)
+    yield Collective(
+        what="gradients", operation="reduce-scatter", bytes=size, ranks=shards, near=near, hideable=False
+    )  # fmt: skip
+    if copies > 1:
+        yield Collective(
+            what="gradients of instances", operation="all-reduce", bytes=size // shards, ranks=copies, hideable=False,
+            near=_near(plan, copies, plan.layout.tensor * shards),
+        )  # fmt: skip
+    yield Collective(
+        what="updated weights", operation="all-gather", bytes=low * trained, ranks=shards, near=near, hideable=False
+    )  # fmt: skip
 
 
 def _of_model_parallel(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collective]:

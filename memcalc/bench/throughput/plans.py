@@ -60,6 +60,7 @@ class Run:
     plan: Plan | None
     """None where something is lacking."""
     hardware: Hardware | None
+    place: Place | None
     assumptions: tuple[str, ...]
     lacks: tuple[Lack, ...]
 
@@ -94,6 +95,7 @@ def run_of(row: Timing) -> Run:
         row=row,
         plan=plan,
         hardware=hardware_for(plan, place) if plan and place else None,
+        place=place,
         assumptions=tuple(reading.assumptions),
         lacks=tuple(reading.lacks),
     )
