@@ -82,8 +82,10 @@ class Layout(Group):
 
     def _check_instances(self, plan: Plan) -> None:
         ranks, groups = plan.data_parallel * self.context, self.optimizer_instances
-        if groups > 1 and not (plan.strategy_row.main_grads and plan.strategy_row.shards_optimizer):
-            raise PlanError(f"optimizer instances {groups}: {plan.strategy} has one; take megatron-distributed")
+        if groups > 1 and plan.strategy not in ("zero-1", "megatron-distributed"):
+            raise PlanError(
+                f"optimizer instances {groups}: {plan.strategy} has one; take zero-1 or megatron-distributed"
+            )
         if ranks % groups:
             raise PlanError(f"optimizer instances {groups} do not divide {ranks} ranks of data parallel")
 

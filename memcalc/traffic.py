@@ -133,9 +133,11 @@ def _replicated(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collectiv
     calls = -(-size // (plan.bucket_mb << 20))
     yield Collective(what="gradients", operation="all-reduce", bytes=size, ranks=ranks, near=near, calls=calls)
     if plan.strategy_row.shards_optimizer:
-        # ZeroRedundancyOptimizer, _sync_params: when nothing is left to hide behind.
+        # ZeroRedundancyOptimizer, _sync_params: tensor by tensor, when nothing is left to hide behind.
+        fullest = max(stages, key=lambda each: each.parameters)
         yield Collective(
-            what="updated weights", operation="broadcast", bytes=size, ranks=ranks, near=near, hideable=False
+            what="updated weights", operation="broadcast", bytes=size, ranks=plan.shards, hideable=False,
+            near=_near(plan, plan.shards, plan.layout.tensor), calls=fullest.tensors,
         )  # fmt: skip
 
 
