@@ -103,7 +103,7 @@ def test_deepspeed_is_looked_for_and_so_is_a_compiler(monkeypatch: pytest.Monkey
     ("plan", "kind", "why"),
     [
         (replace(PLAN, strategy="fsdp-full-shard"), PlanError, "makes DDP of FSDP without a word"),
-        (ZERO, PlanError, "not around deepspeed-2"),
+        (replace(PLAN, strategy="fsdp-hybrid-shard", device="cuda"), PlanError, "not around fsdp-hybrid-shard"),
         (replace(PLAN, precision="amp-bf16"), PlanError, "not around ddp in amp-bf16"),
         (replace(PLAN, strategy="single", layout=PIPED, accumulation=2), PlanError, "leave out --accelerate"),
     ],
@@ -112,7 +112,8 @@ def test_accelerate_is_asked_for_what_it_does(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, kind: type[MemcalcError], why: str
 ) -> None:
     missing(monkeypatch)
-    require_accelerate(PLAN)
+    for fine in (PLAN, ZERO, replace(PLAN, strategy="fsdp-full-shard", device="cuda", fsdp=Fsdp(version="1"))):
+        require_accelerate(fine)
     with pytest.raises(kind, match=why):
         require_accelerate(plan)
     missing(monkeypatch, "accelerate")
