@@ -234,9 +234,7 @@ def require_engine(plan: Plan) -> None:
 
 
 def require_accelerate(plan: Plan) -> None:
-    """Raises RunError where accelerate is not installed, PlanError where it would run the plan in another way than said."""
-    if importlib.util.find_spec("accelerate") is None:
-        raise RunError("accelerate is not installed: pip install accelerate")
+    """Raises PlanError where accelerate would run the plan in another way than said, RunError where it is not installed."""
     row, layout = plan.strategy_row, plan.layout
     if row.gathers and plan.device == "cpu":
         # accelerate/state.py, AcceleratorState: FSDP only where the device is no CPU.
@@ -248,6 +246,8 @@ def require_accelerate(plan: Plan) -> None:
             f"accelerate is put around single, ddp, FSDP and DeepSpeed without autocast, not around {plan.strategy} in "
             f"{plan.precision}; leave out --accelerate"
         )
+    if importlib.util.find_spec("accelerate") is None:
+        raise RunError("accelerate is not installed: pip install accelerate")
 
 
 def installed_torch() -> str | None:

@@ -30,6 +30,42 @@ class Fault:
 
 FAULTS = [
     Fault(
+        name="DeepSpeed lays weights out by their units",
+        file="parallel/zero.py",
+        right="    return sorted(weights, key=lambda weight: place.get(weight.name, len(place)))",
+        wrong="    return [weight for weight in weights if weight.name in place]",
+    ),
+    Fault(
+        name="an update on the host has no counter",
+        file="parallel/zero_3.py",
+        right='return len(self.groups) if self.offload.optimizer != "none" else 0',
+        wrong="return 0",
+    ),
+    Fault(
+        name="a lock that a build holds is left behind",
+        file="extensions.py",
+        right="(os.path.realpath(lock) not in held)",
+        wrong="(held is not None)",
+    ),
+    Fault(
+        name="DeepSpeed's own Adam decays as torch's",
+        file="configs/deepspeed_json.py",
+        right='        said.setdefault("weight_decay", 0.0)',
+        wrong="        pass",
+    ),
+    Fault(
+        name="losses are scaled in bfloat16",
+        file="configs/settle.py",
+        right='if "scaling" in found and not (precision and precision.loss_scaling):',
+        wrong='if "scaling" in found and precision is None:',
+    ),
+    Fault(
+        name="a decay that takes memory is not the plan's",
+        file="hyperparameters.py",
+        right="bool(decay) != plan.update.l2:",
+        wrong="bool(decay) and plan.update.l2:",
+    ),
+    Fault(
         name="what attention makes in Whisper is not copied",
         file="models/whisper.py",
         right='y = copied(t, y, f"{name}.heads joined")',

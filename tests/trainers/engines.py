@@ -8,14 +8,19 @@ import shutil
 
 import pytest
 
-__all__ = ["need"]
+__all__ = ["lacking", "need"]
+
+
+def lacking(*packages: str) -> list[str]:
+    """What is missing of packages and the compiler that DeepSpeed takes. Raises AssertionError where that is CI."""
+    found = [name for name in packages if importlib.util.find_spec(name) is None]
+    if "deepspeed" in packages and not found and shutil.which(os.environ.get("CXX", "c++")) is None:
+        found = ["a C++ compiler"]
+    assert not (found and os.environ.get("CI")), f"{found} not installed: these tests may not be left out in CI"
+    return found
 
 
 def need(*packages: str) -> None:
-    """Leave a module of tests out where a package, or the compiler that DeepSpeed takes, is not there."""
-    lacking = [name for name in packages if importlib.util.find_spec(name) is None]
-    if "deepspeed" in packages and not lacking and shutil.which(os.environ.get("CXX", "c++")) is None:
-        lacking = ["a C++ compiler"]
-    if lacking and not os.environ.get("CI"):
-        pytest.skip(f"{' and '.join(lacking)} not installed", allow_module_level=True)
-    assert not lacking, f"{lacking} not installed: these tests may not be left out in CI"
+    """Leave a module of tests out where something is missing."""
+    if missing := lacking(*packages):
+        pytest.skip(f"{' and '.join(missing)} not installed", allow_module_level=True)

@@ -11,9 +11,11 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch.utils.file_baton import FileBaton
 
 from memcalc.configs import apply, deepspeed_json, settle
 from memcalc.configs.write import leaves
+from memcalc.errors import RunError
 from memcalc.fsdp import Fsdp
 from memcalc.hyperparameters import COEFFICIENTS, SCALING, read_scaling
 from memcalc.models import MODELS
@@ -22,8 +24,10 @@ from memcalc.plan import Plan
 from memcalc.training import Training
 from tests.plans import deepspeeds
 from trainers import optimizers
+from trainers.backends import deepspeed_build
 from trainers.backends.accelerated import fsdp_plugin
 from trainers.backends.deepspeed import configuration
+from trainers.backends.deepspeed_build import watched
 
 PLAN = Plan(
     model=MODELS["gpt2-tiny"], tokens=16, micro_batch=2, ranks=2, strategy="deepspeed-2", precision="bf16-master"
@@ -113,3 +117,24 @@ def test_accelerate_is_told_all_of_fsdp() -> None:
     assert (one.fsdp_version, one.sharding_strategy, one.backward_prefetch, one.use_orig_params, one.forward_prefetch) == (
         1, ShardingStrategy.SHARD_GRAD_OP, BackwardPrefetch.BACKWARD_POST, False, True,
     )  # fmt: skip
+
+
+def test_a_wait_for_a_builder_that_is_gone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch waits for the lock of a build without an end (torch/utils/file_baton.py); what this waits for is never released."""
+    lock = tmp_path / "cpu_adam" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(deepspeed_build, "LOOK", 0.05)
+    baton = FileBaton(str(lock), wait_seconds=0.01)
+    with pytest.raises(RunError, match=f"the build of an extension of DeepSpeed's was killed: rm {lock} "), watched():
+        baton.wait()
+    lock.unlink()
+    with watched():
+        baton.wait()
+
+
+def test_an_interrupt_of_ones_own_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    with pytest.raises(KeyboardInterrupt), watched():
+        raise KeyboardInterrupt

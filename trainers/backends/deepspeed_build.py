@@ -20,7 +20,7 @@ from memcalc.errors import RunError
 
 __all__ = ["build", "watched"]
 
-_LOOK = 3.0
+LOOK = 3.0
 """Seconds between looks at the locks; two in a row without a holder end the wait."""
 
 
@@ -44,7 +44,7 @@ def watched() -> Iterator[None]:
 
     def look() -> None:
         before: set[Path] = set()
-        while not over.wait(_LOOK):
+        while not over.wait(LOOK):
             now = set(extensions.blocking())
             if both := now & before:
                 found.extend(sorted(both))
