@@ -100,7 +100,7 @@ def _draw_step(canvas: Figure, figure: Step, surface: Surface) -> None:
     import numpy as np
 
     found, layers = figure.estimate, figure.layers
-    grid = canvas.add_gridspec(1, 2, width_ratios=(3.7, 1), wspace=0.02)
+    grid = canvas.add_gridspec(1, 2, width_ratios=(3.4, 1), wspace=0.02)
     axes, beside = canvas.add_subplot(grid[0]), canvas.add_subplot(grid[1])
     unit, factor = _unit(figure.top)
     count = len(layers.event)
