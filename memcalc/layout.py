@@ -82,8 +82,10 @@ class Layout(Group):
 
     def _check_instances(self, plan: Plan) -> None:
         ranks, groups = plan.data_parallel * self.context, self.optimizer_instances
-        if groups > 1 and not (plan.strategy_row.main_grads and plan.strategy_row.shards_optimizer):
-            raise PlanError(f"optimizer instances {groups}: {plan.strategy} has one; take megatron-distributed")
+        if groups > 1 and plan.strategy not in ("zero-1", "megatron-distributed"):
+            raise PlanError(
+                f"optimizer instances {groups}: {plan.strategy} has one; take zero-1 or megatron-distributed"
+            )
         if ranks % groups:
             raise PlanError(f"optimizer instances {groups} do not divide {ranks} ranks of data parallel")
 
@@ -168,10 +170,8 @@ class Layout(Group):
             return ""
         if plan.model.family != "llama" or plan.model.tied:
             return "with tensor parallel other models than Llama with a head of its own"
-        if plan.strategy != "single" and not (plan.strategy_row.gathers and plan.fsdp.version == "2"):
-            # torch/distributed/tensor/parallel/ddp.py, _localize_dtensor, puts new parameters in the model's place after
-            # every forward pass, which neither the optimizer nor DDP's reducer knows.
-            return f"with tensor parallel by {plan.strategy}; take single or FSDP 2"
+        if plan.strategy not in ("single", "ddp") and not (plan.strategy_row.gathers and plan.fsdp.version == "2"):
+            return f"with tensor parallel by {plan.strategy}; take single, ddp or FSDP 2"
         if plan.model.fused_qkv or plan.model.biases or plan.model.qk_norm:
             return "with tensor parallel a Llama whose products are fused or have biases"
         return "with loss parallel" if self.loss_parallel else ""

@@ -69,7 +69,10 @@ LAYERS = [
     ["estimate"],
     [
         "coefficients",
+        "work",
         "traffic",
+        "links",
+        "rank_time",
         "throughput",
         "strategy_table",
         "search",
@@ -96,6 +99,7 @@ LAYERS = [
     ["tables"],
     ["pictures"],
     ["cli"],
+    ["ui"],
     ["__main__"],
 ]
 ALLOWED = {

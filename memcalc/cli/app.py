@@ -26,6 +26,7 @@ COMMANDS = (
     "rehearse",
     "recommend",
     "strategies",
+    "ui",
     "launch",
     "compare",
     "plot",

@@ -254,7 +254,7 @@ def build_plan(words: Words) -> Plan:
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
         })  # fmt: skip
-    if isinstance(words.get("model"), Path) and model.family != "size" and not model.module.factory:
+    if not isinstance(words.get("model", ""), str) and model.family != "size" and not model.module.factory:
         fields["implementation"] = _as_transformers(words, model)
     fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
@@ -264,7 +264,8 @@ def _as_transformers(words: Words, model: Model) -> Implementation:
     """A config.json is of transformers' code, and computed as that is written; what was typed goes first."""
     from memcalc.hf.reading import written_as
 
-    usual = Implementation.suited(model, written_as(words["model"]))
+    read = words["model"]
+    usual = Implementation.suited(model, written_as(read) if isinstance(read, Path) else read.written)
     prefix = "implementation__"
     return dataclasses.replace(usual, **{
         name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)

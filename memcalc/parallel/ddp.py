@@ -40,6 +40,14 @@ class Ddp(Replicated):
             super().keep_gradients()
 
     def gradient(self, weight: Weight, grad: Storage) -> None:
+        if (
+            self.plan.layout.tensor > 1
+            and self.plan.family.divides == "dtensor"
+            and weight.name == self.weights[0].name
+        ):
+            # Parameters are plain tensors: of the whole table's gradient (memcalc/vocab_parallel.py) DTensor.from_local's
+            # backward hands on a copy of this rank's rows (torch/distributed/tensor/_api.py, _FromTorchTensor).
+            grad = self.new_gradient(weight.name, weight.numel)
         if self.plan.bucket_views and self.sync:
             self.grads.pop(weight.name, None)
         else:

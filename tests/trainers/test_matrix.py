@@ -60,6 +60,7 @@ FOUR: dict[str, Fields] = some(
         "hybrid-tensor": {
             "model": LLAMA, "strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(replicas=2), "layout": Layout(tensor=2),
         },
+        "ddp-tensor": {"model": LLAMA, "strategy": "ddp", "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
         "hybrid-grad-op": {"strategy": "fsdp-hybrid-shard-grad-op", "fsdp": Fsdp(replicas=2), "accumulation": 2},
         "fsdp-shard-grad-op": {"strategy": "fsdp-shard-grad-op"},
         "pipeline-ddp": PIPED | {"strategy": "ddp"},

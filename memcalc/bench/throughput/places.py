@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from memcalc.bench.reading import Reading
+from memcalc.coefficients import Values, values
 from memcalc.plan import Plan
 from memcalc.throughput import Hardware, hardware_of
 
@@ -138,13 +139,12 @@ def _between(words: str, each: int) -> float | None:
     return next((speed for pattern, speed in _NETWORKS if re.search(pattern, words)), None)
 
 
-def hardware_for(plan: Plan, place: Place) -> Hardware:
+def hardware_for(plan: Plan, place: Place, coefficients: Values | None = None) -> Hardware:
     """The time model's own speeds of a plan, with the links that the row names in their place."""
-    found = hardware_of(plan)
-    card = plan.gpu_row
-    share = found.inside / card.link_bandwidth if card else 1.0  # of a data sheet's bytes/s that collectives reach
-    inside = found.inside if place.inside is None else place.inside * share
+    v = values() if coefficients is None else coefficients
+    found = hardware_of(plan, v)
+    inside = found.inside if place.inside is None else place.inside * v["link-efficiency"]
     if place.nodes == 1:
         return replace(found, inside=inside, link=inside)
-    link = found.link if place.between is None else place.between * share
+    link = found.link if place.between is None else place.between * v["node-efficiency"]
     return replace(found, inside=inside, link=link)

@@ -61,8 +61,8 @@ _OFFLOADS = (
 )
 
 
-def precision_of(reading: Reading, row: Strategy, frozen: bool) -> tuple[str, str]:
-    """(precision, float8 of products): DeepSpeed and Megatron keep masters, torch casts; what is frozen is in 16 bit."""
+def precision_of(reading: Reading, row: Strategy, *, pure: bool) -> tuple[str, str]:
+    """(precision, float8 of products): DeepSpeed and Megatron keep masters, torch casts unless weights are of 16 bit."""
     said = reading.row["precision"]
     found = next((rest for pattern, *rest in _PRECISIONS if re.fullmatch(pattern, said, re.IGNORECASE)), None)
     if found is None:
@@ -76,7 +76,7 @@ def precision_of(reading: Reading, row: Strategy, frozen: bool) -> tuple[str, st
         return "fp32", "none"
     if row.masters:
         return f"{base}-master", float8
-    if how == "pure" or frozen:
+    if how == "pure" or pure:
         return base, float8
     return f"amp-{base}", float8
 
