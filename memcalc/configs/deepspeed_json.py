@@ -80,6 +80,7 @@ def read(tree: Any, name: str) -> LaunchFile:
     fields["update.clip"] = clip > 0
     rate = found.get("optimizer.params.lr")
     trains = _schedule(found, name) | ({"learning_rate": float(rate)} if rate not in (None, AUTO) else {})
+    trains |= _coefficients(found, name) | _scaling(found, precision, name) | _swap(found)
     keys = {
         "train": "train_batch_size",
         "micro": "train_micro_batch_size_per_gpu",
@@ -90,7 +91,7 @@ def read(tree: Any, name: str) -> LaunchFile:
         name=name, format="deepspeed", fields=fields, notes=tuple(found.notes),
         batch=Batch(**{part: None if value == AUTO else value for part, value in said.items()}),
         batch_autos=tuple(keys[part] for part, value in said.items() if value == AUTO),
-        training={"clip": float(clip)} | trains | _coefficients(found, name) | _scaling(found, precision, name) | _swap(found),
+        training={"clip": float(clip)} | trains,
     )  # fmt: skip
 
 

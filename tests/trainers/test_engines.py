@@ -121,7 +121,7 @@ def test_accelerate_is_told_all_of_fsdp() -> None:
 
 def test_a_wait_for_a_builder_that_is_gone_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch waits for the lock of a build without an end (torch/utils/file_baton.py); what this waits for is never released."""
-    lock = tmp_path / "cpu_adam" / "lock"
+    lock = tmp_path / "deepspeed_shm_comm" / "lock"
     lock.parent.mkdir()
     lock.touch()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))

@@ -49,7 +49,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings:
             bucket_cap_mb=plan.bucket_mb, gradient_as_bucket_view=plan.bucket_views, static_graph=False
         )
     ]
-    plugin = fsdp_plugin(plan, blocks) if gathers and not cpu else None
+    plugin = fsdp_plugin(plan, blocks) if gathers else None
     accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=handlers, fsdp_plugin=plugin)
     if flat:  # its parameters are new ones, of which the optimizer is made afterwards
         wrapped = accelerator.prepare(model)
