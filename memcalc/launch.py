@@ -22,7 +22,7 @@ from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
 from memcalc.hyperparameters import check_coefficients, check_scaling
 from memcalc.named_code import code_options
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, check_space, held, newest_checkpoint, prepare
+from memcalc.run_folder import check_folder, check_space, held, newest_checkpoint, prepare, sweep
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
@@ -126,6 +126,9 @@ def _run(
         )
     except Stopped as stopped:
         raise preempted(out, stopped.signal) or Stopped(stopped.signal, how_to_go_on(out)) from None
+    finally:
+        if plan.nodes == 1:  # ranks of other machines may still be writing
+            sweep(out)
     if code:
         raise failure(plan, out, code, log=place.log)
     return Run(out=out, seconds=time.monotonic() - started)

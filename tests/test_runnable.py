@@ -30,7 +30,10 @@ HOST = Offload(optimizer="cpu", parameters="cpu")
     ("plan", "why"),
     [
         (replace(PLAN, strategy="data-parallel"), "nn.DataParallel divides nothing; take ddp"),
-        (replace(LLAMA, ranks=4, layout=Layout(tensor=2)), "with tensor parallel by ddp; take single or FSDP 2"),
+        (
+            replace(LLAMA, ranks=4, strategy="zero-1", layout=Layout(tensor=2)),
+            "with tensor parallel by zero-1; take single, ddp or FSDP 2",
+        ),
         (replace(PLAN, ranks=4, layout=PIPED, strategy="zero-1"), "with pipeline parallel by zero-1"),
         (replace(PLAN, ranks=4, layout=PIPED, precision="amp-fp16"), "scaled losses; take bf16"),
         (

@@ -61,6 +61,9 @@ class Prepared:
     ``states`` hold, whose parameters then are the plan's weights."""
     restore: Callable[[dict[str, Any]], object] | None = None
     """Takes back what ``state`` gave, filled from a checkpoint; None where that is the tensors themselves."""
+    part_of: Callable[[Tensor, Tensor], Tensor] = lambda parameter, tensor: tensor
+    """``(parameter, tensor of its shape)``: that tensor as a part of the whole one, where parameters are plain tensors of
+    which each rank has a part."""
     wake: Callable[[], object] | None = None
     """Lets the optimizer make its states; None is a step of length 0."""
     whole: Callable[[str], Tensor] | None = None

@@ -46,7 +46,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings:
     flat = gathers and plan.fsdp.version == "1"
     handlers: list[Any] = [
         accelerate.DistributedDataParallelKwargs(
-            bucket_cap_mb=plan.bucket_mb, gradient_as_bucket_view=plan.bucket_views, static_graph=False
+            bucket_cap_mb=plan.bucket_mb, gradient_as_bucket_view=plan.bucket_views, static_graph=plan.static_graph
         )
     ]
     plugin = fsdp_plugin(plan, blocks) if gathers else None
