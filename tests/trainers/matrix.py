@@ -51,7 +51,7 @@ class Runs:
 
 def both(
     plans: dict[str, Plan], ranks: int, folder: Path, by_name: dict[str, dict[str, object]] | None = None,
-    more: dict[str, Job] | None = None, **options: object,
+    more: dict[str, Job] | None = None, driver: str = "driver.py", **options: object,
 ) -> Runs:  # fmt: skip
     """Train all plans, and each once more from its checkpoint in the middle; ``by_name`` are options of single ones.
 
@@ -64,7 +64,7 @@ def both(
         jobs[name] = Job(each, steps=STEPS, out=first, measure_steps=STOP, options=tuple(given.items()))
         goes_on = tuple((given | {"resume": True}).items())
         jobs[f"{name}-again"] = Job(each, steps=STEPS, out=again, options=goes_on, copy=(first / saved, again / saved))
-    found = run(jobs | (more or {}), ranks, folder)
+    found = run(jobs | (more or {}), ranks, folder, driver=driver)
     resumed = {name: found[f"{name}-again"] for name in plans} | {name: found[name] for name in more or {}}
     return Runs(plans, {name: found[name] for name in plans}, resumed)
 
