@@ -28,7 +28,7 @@ TIED = dataclasses.replace(LLAMA, name="llama-of-4-tied", tied=True)
 HOST = Offload(optimizer="cpu", parameters="cpu")
 SMALL = DeepSpeed(reduce_bucket_size=50_000, prefetch_bucket_size=20_000, persistence_threshold=500)
 OLD = Fsdp(version="1")
-STEPS, STOP, BATCH, TOKENS = 6, 5, 8, 64  # metered before the first checkpoint, whose tensors are no step's
+STEPS, STOP, BATCH, TOKENS = 4, 3, 8, 64  # metered before the first checkpoint, whose tensors are no step's
 
 Fields = dict[str, object]
 
