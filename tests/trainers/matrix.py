@@ -57,7 +57,7 @@ def both(plans: dict[str, Plan], ranks: int, folder: Path, **options: object) ->
         jobs[name] = Job(each, steps=STEPS, out=first, measure_steps=STOP, options=tuple(given.items()))
         more = tuple((given | {"resume": True}).items())
         jobs[f"{name}-again"] = Job(each, steps=STEPS, out=again, options=more, copy=(first / saved, again / saved))
-    found = run(jobs, ranks, folder)
+    found = run(jobs, ranks, folder, timeout=900)
     return Runs(plans, {name: found[name] for name in plans}, {name: found[f"{name}-again"] for name in plans})
 
 
