@@ -57,7 +57,7 @@ docs: $(INSTALLED) ## run the commands shown in the docs again, then build docs/
 bench: $(INSTALLED) ## how fast: a cold start, a recommendation, the training loop
 	for script in cold_start recommend train_loop; do $(PY) tests/benchmarks/$$script.py || exit; done
 
-mutation: $(INSTALLED) ## plant the faults of tests/faults.py, one at a time; the tests must catch each
+mutation: $(INSTALLED) ## plant the faults of tests/faults, one at a time; the tests must catch each
 	$(PY) tests/mutation.py
 
 chaos: $(INSTALLED) ## kill ranks, agents and launchers at 50 random moments; every run must end as if nothing had been

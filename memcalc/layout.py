@@ -39,6 +39,14 @@ class Layout(Group):
     )
     first_layers: int = knob(0, "--pipeline-first-layers", "Layers of the first stretch; 0 for as many as the others.")
     last_layers: int = knob(0, "--pipeline-last-layers", "Layers of the last stretch; 0 for as many as the others.")
+    optimizer_instances: int = knob(
+        1,
+        "--optimizer-instances",
+        "Megatron's distributed optimizer: groups of ranks that each hold all states.",
+        least=1,
+    )
+    """Megatron's ``--num-distributed-optimizer-instances`` (megatron/training/arguments.py): gradients are summed over the
+    ranks of a group, then over the groups, and updated weights are gathered within a group."""
 
     @property
     def model_parallel(self) -> int:
@@ -66,10 +74,20 @@ class Layout(Group):
         self._check_pipeline(plan)
         if self.expert > 1:
             self._check_experts(plan)
+        self._check_instances(plan)
         megatron = plan.family.divides == "megatron"
         if self.loss_parallel and (megatron or self.tensor == 1):
             why = "Megatron's loss always is" if megatron else "there is one rank of tensor parallel"
             raise PlanError(f"loss parallel: {why}; leave --loss-parallel out")
+
+    def _check_instances(self, plan: Plan) -> None:
+        ranks, groups = plan.data_parallel * self.context, self.optimizer_instances
+        if groups > 1 and plan.strategy not in ("zero-1", "megatron-distributed"):
+            raise PlanError(
+                f"optimizer instances {groups}: {plan.strategy} has one; take zero-1 or megatron-distributed"
+            )
+        if ranks % groups:
+            raise PlanError(f"optimizer instances {groups} do not divide {ranks} ranks of data parallel")
 
     def _check_tensor(self, plan: Plan) -> None:
         model = plan.model

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from memcalc.measurement import RankMeasurement
 from memcalc.timeline import MOMENTS
 from trainers.backends import Prepared
+from trainers.gloo_threads import waited_for
 from trainers.history import Boundary, Event, History
 
 __all__ = ["CpuMeter", "CudaMeter", "Meter", "Sizes", "address", "make", "steady_steps", "storages", "summary"]
@@ -128,6 +130,8 @@ class CpuMeter:
     def __init__(self, last_step: int) -> None:
         self.last_step = last_step
         self.sizes = Sizes(torch.device("cpu"))
+        self.held = ExitStack()
+        self.held.enter_context(waited_for())
         self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
         self.profile.start()
 
@@ -145,6 +149,7 @@ class CpuMeter:
         self.sizes.step_done(prepared)
         self.mark(_OUTSIDE, "init")
         self.profile.stop()
+        self.held.close()
         assert self.profile.profiler is not None and self.profile.profiler.kineto_results is not None
         events: list[Event] = []
         boundaries: list[Boundary] = []
