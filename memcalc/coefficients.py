@@ -65,9 +65,14 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             source="bounds: 1 is each once; tiles of 128 read factors anew for each tile, mostly from the L2 cache (NVIDIA's guide)",
         ),
         Coefficient(
-            name="attention-efficiency", value=0.5, low=0.2, high=1.0,
-            meaning="speed of fused attention against wide matrix products on the same card",
+            name="attention-efficiency", value=0.6, low=0.3, high=1.0,
+            meaning="speed of fused attention against wide matrix products on the same card, up to Ampere and Ada",
             source="bounds: Dao 2023 (FlashAttention-2), figures 4 to 6: 0.35 to 0.73 of the peak on A100",
+        ),
+        Coefficient(
+            name="attention-efficiency-later", value=0.5, low=0.2, high=1.0,
+            meaning="the same from Hopper on",
+            source="bounds: Shah et al. 2024 (FlashAttention-3), figure 5: its predecessor reaches 0.35 of H100's peak",
         ),
         Coefficient(
             name="pointwise-passes", value=5.0, low=1.0, high=16.0,
@@ -75,12 +80,12 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             source="bounds: 4 in GPT-2's block (two norms, two sums, GELU, bias), 10 in an eager Llama's",
         ),
         Coefficient(
-            name="compiled-passes", value=0.4, low=0.1, high=1.0,
+            name="compiled-passes", value=0.4, low=0.2, high=1.0,
             meaning="part of those passes, and of the operations started, that torch.compile leaves",
             source="bounds: fusing two or more pointwise operations into one halves what they move at least",
         ),
         Coefficient(
-            name="kernel-seconds", value=3e-6, low=5e-7, high=2e-5,
+            name="kernel-seconds", value=3e-6, low=1e-6, high=1e-5,
             meaning="time of the card that each operation costs beside its bytes and FLOPs: filling and draining it",
             source="bounds: an empty kernel takes 2 to 5 us from start to end (NVIDIA, CUDA graphs' documentation)",
         ),
@@ -96,18 +101,18 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
         ),
         # Hiding.
         Coefficient(
-            name="overlap-ddp", value=0.9, low=0.3, high=0.98,
+            name="overlap-ddp", value=0.9, low=0.5, high=0.98,
             meaning="share of DDP's traffic that can hide behind backward: all but the last buckets",
             source="assumed; Li et al. 2020 (PyTorch Distributed), figure 6, shows most of it hidden",
         ),
         Coefficient(
-            name="overlap-fsdp", value=0.8, low=0.3, high=0.98,
+            name="overlap-fsdp", value=0.8, low=0.5, high=0.98,
             meaning="share of FSDP's traffic that can hide: the root unit is gathered before, and reduced after, everything",
             source="assumed; Zhao et al. 2023 (PyTorch FSDP), section 3.3",
         ),
         # Links.
         Coefficient(
-            name="link-efficiency", value=0.75, low=0.4, high=0.95,
+            name="link-efficiency", value=0.75, low=0.5, high=0.95,
             meaning="share of a link's bytes/s that NCCL's rings reach",
             source="NVIDIA/nccl#986, a maintainer: 12 of 16 GB/s on PCIe gen 3, 350 of 450 GB/s on H100's NVLink",
         ),
@@ -115,6 +120,11 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             name="node-efficiency", value=0.7, low=0.2, high=0.95,
             meaning="the same of the network between machines",
             source="bounds: nccl-tests on InfiniBand reach up to 0.95 of the port; Ethernet and shared fabrics far less",
+        ),
+        Coefficient(
+            name="omni-path-efficiency", value=0.4, low=0.05, high=0.9,
+            meaning="the same of Omni-Path, which does not read the cards' memory by itself",
+            source="bounds: bigscience chronicles of tr11-176B: data parallel over four links of 100 Gb/s is far from their rate",
         ),
         Coefficient(
             name="hop-seconds-inside", value=4e-6,
@@ -159,13 +169,13 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             )
         ),
         Coefficient(
-            name="hook-seconds", value=5e-5, low=5e-6, high=5e-4,
-            meaning="host time of DeepSpeed's stages 1 and 2 for each gradient that autograd makes",
+            name="hook-seconds", value=1e-4, low=1e-5, high=1e-3,
+            meaning="time of DeepSpeed's stages 1 and 2 for each gradient that is reduced, which is not hidden",
             source="bounds: OpenTau#177 profiles ZeRO-2 as host-bound by a hook on each parameter",
         ),
         Coefficient(
-            name="fetch-seconds", value=2e-4, low=2e-5, high=2e-3,
-            meaning="host time of DeepSpeed's stage 3 for each weight and micro batch: fetching, releasing, reducing",
+            name="fetch-seconds", value=3e-4, low=2e-5, high=2e-3,
+            meaning="time of DeepSpeed's stage 3 for each weight and micro batch, not hidden: fetching, releasing, reducing",
             source="bounds: deepspeed/runtime/zero/partitioned_param_coordinator.py runs Python for each weight three times",
         ),
         Coefficient(

@@ -49,8 +49,8 @@ class Structure:
     trainable: int
     """Parameters of the fullest stage that are trained, before strategies divide them."""
     tensors: int
-    broadcasts: bool
-    """ZeroRedundancyOptimizer sends weights one by one."""
+    one_by_one: str
+    """The coefficient of what handles weights one by one once a step; blank where nothing does."""
     model_flops: float
 
     @property
@@ -105,7 +105,7 @@ def _structure(key: _Key) -> Structure:
         state_bytes=_state_bytes(plan.model, plan.optimizer, _updated_dtype(plan)),
         trainable=max(each.trainable for each in stages),
         tensors=fullest.tensors,
-        broadcasts=plan.ranks > 1 and plan.strategy == "zero-1",
+        one_by_one={"zero-1": "broadcast-seconds", "deepspeed-1": "hook-seconds"}.get(plan.strategy, "") * (plan.ranks > 1),
         model_flops=model_flops(plan),
     )
 
@@ -143,7 +143,7 @@ def micro_batch(
     quick = 2.0 if plan.compute.float8 != "none" else 1.0  # 8-bit products run at twice the rate (data sheets)
     eight = work.blocks.products * (1 - 1 / quick)  # multiplications that are saved by it
     forward, backward, scores = (each * work.share for each in known.attention)
-    slow = v["attention-efficiency"]
+    slow = v["attention-efficiency-later" if hardware.later else "attention-efficiency"]
 
     def moved(sums: Sums, samples: Any) -> Any:
         return v["narrow-products"] * size * (samples * (sums.inputs + sums.outputs) + sums.weights) / memory
@@ -162,14 +162,12 @@ def micro_batch(
     kernels = passes * operations * v["kernel-seconds"] * (0.0 if plan.device == "cpu" else 1.0)
     hooks = _hooks(plan, known, work, v)
     host = passes * operations * v["launch-seconds"]
-    units = plan.strategy_row.zero_stage is None  # each of FSDP's waits for its gather, which its hook starts
-    host, waiting = (host, hooks) if units else (host + hooks, 0.0)
     sent = 0.0
     for each, of_bytes, of_calls in known.seconds(hardware, v):
         if each.per == SAMPLE:
             sent = sent + b * of_bytes + of_calls
     card = compute + again + traffic + pointwise + kernels + sent
-    micro = (card + host if plan.device == "cpu" else np.maximum(card, host)) + waiting
+    micro = (card + host if plan.device == "cpu" else np.maximum(card, host)) + hooks
     return {
         "compute": compute,
         "recompute": again + 0 * b,
@@ -225,13 +223,12 @@ def _cast_and_added(plan: Plan, work: StageWork, known: Structure) -> float:
 
 
 def _hooks(plan: Plan, known: Structure, work: StageWork, v: Values) -> float:
-    """Host seconds an engine's hooks add to one micro batch."""
+    """Seconds an engine's hooks add to one micro batch: what waits for a gather or a bucket waits for the hook too."""
     if plan.ranks == 1:
         return 0.0
     row = plan.strategy_row
-    if row.zero_stage is not None:
-        each = {0: 0.0, 1: v["hook-seconds"], 2: v["hook-seconds"], 3: v["fetch-seconds"]}[row.zero_stage]
-        return work.tensors * each
+    if row.zero_stage is not None:  # stages 0 and 1 reduce once a step
+        return work.tensors * {2: v["hook-seconds"], 3: v["fetch-seconds"]}.get(row.zero_stage, 0.0)
     if not row.backend.startswith("fsdp"):
         return 0.0
     plain = plan.strategy.replace("fsdp-hybrid-shard-grad", "fsdp-shard-grad").replace("hybrid", "full")

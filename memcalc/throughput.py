@@ -22,7 +22,7 @@ from memcalc.plan import Plan
 from memcalc.rank_time import Structure, micro_batch, structure, update
 from memcalc.traffic import MICRO_BATCH, SAMPLE
 
-__all__ = ["Hardware", "StepTime", "StepTimes", "crowded", "hardware_of", "step_time", "step_times"]
+__all__ = ["Hardware", "StepTime", "StepTimes", "crowded", "hardware_of", "step_time", "step_times", "times_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +43,8 @@ class Hardware:
     """Share of the peak that wide products reach in float32."""
     host_link: float = float("inf")
     """Between a card and the host's memory."""
+    later: bool = False
+    """From Hopper on, where attention lags behind products."""
     hops: float = 1.0
     """0 where collectives have no fixed time beside the host's: between processes on CPU cores."""
 
@@ -62,9 +64,9 @@ class StepTimes:
     kernels: Any
     """Fixed time of the card's operations."""
     host: Any
-    """Python starting operations, DeepSpeed's hooks included: the floor for small models and micro batches."""
+    """Python starting operations: the floor for small models and micro batches."""
     hooks: Any
-    """Host time of the engine's hooks. FSDP's are not hidden: a unit waits for its gather, and the hook starts it."""
+    """Host time of the engine's hooks. Not hidden: a unit waits for its gather, and the hook starts it."""
     tensor: Any
     """What ranks that share samples send each other: tensor, context, expert and pipeline parallel. Not hidden."""
     bubble: Any
@@ -142,6 +144,7 @@ def hardware_of(plan: Plan, coefficients: Values | None = None) -> Hardware:
         link=network * v["node-efficiency"] if plan.nodes > 1 else inside,
         inside=inside,
         host_link=_pcie(gpu) * v["host-link-share"],
+        later=(gpu.capability or (0, 0)) >= (9, 0),
     )
 
 
@@ -194,8 +197,13 @@ def step_times(
     (True, [64, 128])
     """
     v = values() if coefficients is None else coefficients
-    hardware = hardware or hardware_of(plan, v)
-    known = structure(plan)
+    return times_of(plan, structure(plan), micro_batches, accumulations, hardware or hardware_of(plan, v), v)
+
+
+def times_of(
+    plan: Plan, known: Structure, micro_batches: Sequence[int], accumulations: Sequence[int], hardware: Hardware, v: Values
+) -> StepTimes:
+    """``step_times`` of a structure that is at hand."""
     b, a = np.asarray(micro_batches, dtype=float), np.asarray(accumulations, dtype=float)
     parts = [micro_batch(plan, known, work, b, hardware, v) for work in known.distinct]
     slowest: Mapping[str, Any] = parts[0]
@@ -252,7 +260,7 @@ def _exposed(
             backward = backward + took
         else:  # only in the backward pass of the last micro batch
             last = last + took
-    bare = bare + (known.tensors * v["broadcast-seconds"] if known.broadcasts else 0.0)
+    bare = bare + (known.tensors * v[known.one_by_one] if known.one_by_one else 0.0)
     by_units = plan.strategy_row.shards_parameters or plan.strategy_row.backend.startswith("fsdp")
     overlap = v["overlap-fsdp" if by_units else "overlap-ddp"]
     behind = slowest["backward_share"]

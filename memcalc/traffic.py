@@ -208,28 +208,34 @@ def _deepspeed(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collective
 
 
 def _megatron(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collective]:
-    """core/distributed/param_and_grad_buffer.py: float32 main gradients, after the last backward unless
-    ``--overlap-grad-reduce`` is given; the distributed optimizer gathers 16-bit weights."""
+    """core/distributed/param_and_grad_buffer.py: float32 main gradients, while backward runs with ``--overlap-grad-reduce``,
+    which is taken for given; the distributed optimizer gathers 16-bit weights. Of several instances each has all states:
+    gradients are scattered in one and then summed over all."""
     trained, _ = _sizes(stages)
     ranks, near = _data(plan)
     size = FLOAT * trained
+
+    def calls(group: int) -> int:  # buckets (distributed_data_parallel.py): 40 million, or a million a rank
+        return -(-trained // max(40_000_000, 1_000_000 * group))
+
     if not plan.strategy_row.shards_optimizer:
         yield Collective(
-            what="gradients", operation="all-reduce", bytes=size, ranks=ranks, near=near, hideable=False
+            what="gradients", operation="all-reduce", bytes=size, ranks=ranks, near=near, calls=calls(ranks)
         )  # fmt: skip
         return
     low, shards, copies = DTYPE_BYTES[plan.precision_row.weights], plan.shards, ranks // plan.shards
     near = _near(plan, shards, plan.layout.tensor)
     yield Collective(
-        what="gradients", operation="reduce-scatter", bytes=size, ranks=shards, near=near, hideable=False
+        what="gradients", operation="reduce-scatter", bytes=size, ranks=shards, near=near, calls=calls(shards)
     )  # fmt: skip
     if copies > 1:
         yield Collective(
-            what="gradients of instances", operation="all-reduce", bytes=size // shards, ranks=copies, hideable=False,
+            what="gradients of instances", operation="all-reduce", bytes=size // shards, ranks=copies, calls=calls(shards),
             near=_near(plan, copies, plan.layout.tensor * shards),
         )  # fmt: skip
     yield Collective(
-        what="updated weights", operation="all-gather", bytes=low * trained, ranks=shards, near=near, hideable=False
+        what="updated weights", operation="all-gather", bytes=low * trained, ranks=shards, near=near, hideable=False,
+        calls=calls(shards),
     )  # fmt: skip
 
 

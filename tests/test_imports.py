@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a module imports from its own row or from rows above it, never from a row below.
 LAYERS = [
-    ["errors", "units", "files", "records"],
-    ["catalog", "palette", "plain_pickle", "rates", "snapshot_fields"],
+    ["errors", "units", "files", "records", "extensions"],
+    ["catalog", "palette", "plain_pickle", "rates", "hyperparameters", "snapshot_fields"],
     ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
     ["replay", "allocator_history", "snapshot_origin", "snapshot_timeline", "snapshot_summary"],

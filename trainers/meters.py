@@ -10,7 +10,7 @@ Resident set size is not used anywhere: it counts libraries and what malloc keep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -92,17 +92,24 @@ class Sizes:
         self.optimizer: dict[int, int] = {}
 
     def backward_done(self, prepared: Prepared) -> None:
-        self.gradients = storages(
-            (parameter.grad for parameter in prepared.model.parameters()), self.device, self.where
-        )
+        self.gradients = self._found(prepared)["gradients"]
 
     def step_done(self, prepared: Prepared) -> None:
-        self.parameters = storages(prepared.model.parameters(), self.device, self.where)
-        self.kept_gradients = storages(
-            (parameter.grad for parameter in prepared.model.parameters()), self.device, self.where
+        found = self._found(prepared)
+        self.parameters, self.kept_gradients, self.optimizer = (
+            found[kind] for kind in ("parameters", "gradients", "optimizer")
         )
-        states = (value for state in prepared.states.state.values() for value in state.values())
-        self.optimizer = storages(states, self.device, self.where)
+
+    def _found(self, prepared: Prepared) -> dict[str, dict[int, int]]:
+        """Address and bytes of what there is of each kind."""
+        parameters = list(prepared.model.parameters())
+        kinds: dict[str, Sequence[object]] = {
+            "parameters": parameters,
+            "gradients": [parameter.grad for parameter in parameters],
+            "optimizer": [value for state in prepared.states.state.values() for value in state.values()],
+            **prepared.holds(),
+        }
+        return {kind: storages(tensors, self.device, self.where) for kind, tensors in kinds.items()}
 
     def lasting(self) -> dict[int, str]:
         """Addresses of what outlives every step."""
@@ -154,7 +161,7 @@ class CpuMeter:
         events: list[Event] = []
         boundaries: list[Boundary] = []
         _walk(self.profile.profiler.kineto_results.experimental_event_tree(), (), events, boundaries)
-        history = History(events, boundaries, kept=self.sizes.lasting())
+        history = History(events, boundaries, kept=self.sizes.lasting(), gone=prepared.gone())
         windows = history.windows()
         steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
         peaks: dict[tuple[int, str], int] = {}

@@ -1,6 +1,6 @@
 """Coefficients fitted on published training speeds: the rows of one half of the sources, the other half never seen.
 
-What is made small is a sum of squares: of the logarithm of predicted over measured time where a clock can be compared, of
+What is made small is a sum of squares, of outliers by Huber's loss: of the logarithm of predicted over measured time where a clock can be compared, of
 how far that differs within a group of competing plans, and, weakly, of how far a coefficient is from where it began. Each
 source counts as the square root of its rows, so that one of two hundred does not outvote ten of five. The search goes
 along one coefficient at a time, in logarithms and within its bounds, by steps that are halved when none helps.
@@ -20,7 +20,8 @@ from memcalc.bench.throughput.plans import Run, run_of
 from memcalc.bench.throughput.rows import Timing
 from memcalc.coefficients import COEFFICIENTS, Values
 from memcalc.errors import InputError
-from memcalc.throughput import step_time
+from memcalc.rank_time import Structure, structure
+from memcalc.throughput import times_of
 
 __all__ = ["CALIBRATION", "Fit", "Point", "fit", "points", "residuals"]
 
@@ -28,8 +29,9 @@ CALIBRATION = "calibration"
 """The half of the sources that is used (memcalc/bench/throughput/rows.py, half_of)."""
 GROUPED = 4.0
 """Weight of differences within a group against the clock's: choosing is what the model is for."""
-CLIPPED = log(2)
-"""Residuals beyond a factor of two count as that much: such rows lack something the model cannot know."""
+HUBER = 0.15
+"""Residuals beyond this count in proportion and not by their square (Huber 1964): such rows lack something that the model
+cannot know."""
 PULL = 0.003
 """Weight of the distance from where a coefficient began, in parts of its range."""
 ROUNDS = 12
@@ -42,6 +44,7 @@ class Point:
     """One run whose time is compared."""
 
     run: Run
+    known: Structure
     group: str
     """Of plans that compete; blank where it stands alone."""
     units: float
@@ -52,12 +55,14 @@ class Point:
         """Logarithm of predicted over measured time."""
         plan, place, row = self.run.plan, self.run.place, self.run.row
         assert plan is not None and place is not None and row.cost is not None
-        time = step_time(plan, hardware_for(plan, place, coefficients), coefficients)
-        kind = row.kind
+        time = times_of(
+            plan, self.known, [plan.micro_batch], [plan.accumulation], hardware_for(plan, place, coefficients), coefficients
+        )
+        samples, kind = plan.global_batch, row.kind
         assert kind is not None
-        counted = {"step": 1, "sample": time.samples, "token": time.samples * plan.tokens, "data": time.samples}
+        counted = {"step": 1, "sample": samples, "token": samples * plan.tokens, "data": samples}
         each = plan.ranks if kind.each else 1
-        return log(time.total / counted[kind.of] * each / row.cost)
+        return log(time.total[0] / counted[kind.of] * each / row.cost)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,6 +90,7 @@ def points(rows: Iterable[Timing], half: str = CALIBRATION) -> list[Point]:
     return [
         Point(
             run=run,
+            known=structure(run.plan),  # type: ignore[arg-type]
             group=run.row.contest if run.row.comparison != "none" else "",
             units=0.0 if run.row.kind is None or run.row.kind.of == "data" else 1.0,
             weight=counts[run.row.source.split()[0]] ** -0.5,
@@ -94,7 +100,7 @@ def points(rows: Iterable[Timing], half: str = CALIBRATION) -> list[Point]:
 
 
 def residuals(found: Sequence[Point], coefficients: Values) -> tuple[np.ndarray, np.ndarray]:
-    """(of the clock where it can be compared, of each run against its group's mean), clipped and weighted."""
+    """(of the clock where it can be compared, of each run against its group's mean), by Huber's loss and weighted."""
     each = np.array([point.residual(coefficients) for point in found])
     weights = np.array([point.weight for point in found])
     clock = np.array([point.units > 0 for point in found])
@@ -105,10 +111,17 @@ def residuals(found: Sequence[Point], coefficients: Values) -> tuple[np.ndarray,
             groups.setdefault(point.group, []).append(index)
     for members in groups.values():
         within[members] = each[members] - each[members].mean()
-    return (
-        np.clip(each, -CLIPPED, CLIPPED)[clock] * np.sqrt(weights[clock]),
-        np.clip(within, -CLIPPED, CLIPPED) * np.sqrt(weights),
-    )
+    return _huber(each[clock]) * np.sqrt(weights[clock]), _huber(within) * np.sqrt(weights)
+
+
+def _huber(each: np.ndarray) -> np.ndarray:
+    """Numbers whose squares are Huber's loss.
+
+    >>> _huber(np.array([0.1, 0.6])).round(3).tolist()
+    [0.1, 0.397]
+    """
+    size = np.abs(each)
+    return np.where(size <= HUBER, size, np.sqrt(np.maximum(2 * HUBER * size - HUBER**2, 0.0)))
 
 
 def fit(

@@ -32,6 +32,11 @@ COLUMNS = 360
 
 _SIZE = (10.0, 5.4)
 _DPI = 120
+# Left, bottom, width and height, as parts of the figure; places that are computed from the text would not be the same twice.
+_STEP = (0.062, 0.06, 0.703, 0.815)
+_BESIDE = (0.778, 0.06, 0.212, 0.815)
+_ROW, _ABREAST = 0.044, 2
+"""Of a legend: the height of a row, and entries in it."""
 _ABOVE = 1.04
 """Room over the highest thing that is drawn."""
 
@@ -75,9 +80,7 @@ def _drawing(surface: Surface, text: str, path: Path) -> Iterator[Figure]:
     with rc_context(settings), warnings.catch_warnings():
         # A name in letters that the font lacks is shown with boxes; the figure's text has it whole.
         warnings.simplefilter("ignore", UserWarning)
-        figure = Figure(figsize=_SIZE, dpi=_DPI, layout="constrained")
-        engine: Any = figure.get_layout_engine()
-        engine.set(rect=(0.006, 0.01, 0.988, 0.88))  # the rest is the title's
+        figure = Figure(figsize=_SIZE, dpi=_DPI)
         yield figure
         written = io.BytesIO()
         if path.suffix.lower() == ".png":
@@ -100,8 +103,7 @@ def _draw_step(canvas: Figure, figure: Step, surface: Surface) -> None:
     import numpy as np
 
     found, layers = figure.estimate, figure.layers
-    grid = canvas.add_gridspec(1, 2, width_ratios=(3.7, 1), wspace=0.02)
-    axes, beside = canvas.add_subplot(grid[0]), canvas.add_subplot(grid[1])
+    axes, beside = canvas.add_axes(_STEP), canvas.add_axes(_BESIDE)
     unit, factor = _unit(figure.top)
     count = len(layers.event)
     edges = np.repeat(np.arange(count + 1) / max(count, 1), 2)[1:-1]  # both ends of each column
@@ -252,7 +254,8 @@ def _unit(size: int) -> tuple[str, int]:
 
 
 def _draw_sweep(canvas: Figure, figure: Sweep, surface: Surface) -> None:
-    axes = canvas.add_subplot()
+    below = _ROW * (-(-len(figure.lines) // _ABREAST) + 0.5)
+    axes = canvas.add_axes((0.062, 0.105 + below, 0.926, 0.765 - below))
     shown = figure.top if figure.capacity is None else min(figure.top, int(1.5 * figure.capacity))
     unit, factor = _unit(shown)
     values = sorted({point.value for line in figure.lines for point in line.points})
@@ -281,10 +284,10 @@ def _draw_sweep(canvas: Figure, figure: Sweep, surface: Surface) -> None:
     axes.set_ylabel(f"{unit} on the fullest rank")
     axes.grid(axis="y")
     axes.tick_params(length=0)
-    canvas.legend(loc="outside lower left", ncols=2)
+    canvas.legend(loc="lower left", ncols=_ABREAST, bbox_to_anchor=(0.052, 0.0), borderaxespad=0.3)
     plan = figure.base
-    below = f"{plan.precision}, {plan.optimizer} · dashed: allocated; solid: the most that the device may show"
-    _title(canvas, f"{plan.model.name}: memory against {LABEL[figure.against]}", below, surface)
+    words = f"{plan.precision}, {plan.optimizer} · dashed: allocated; solid: the most that the device may show"
+    _title(canvas, f"{plan.model.name}: memory against {LABEL[figure.against]}", words, surface)
 
 
 def _colours(count: int) -> list[str]:

@@ -87,6 +87,8 @@ class Place:
     """Between two GPUs of a node, where the row says it is not the card's own link."""
     between: float | None
     """All that one node sends to others; None where that is not stated or there is one node."""
+    omni_path: bool = False
+    """That network is Omni-Path."""
 
 
 def place_of(reading: Reading) -> Place | None:
@@ -108,7 +110,8 @@ def place_of(reading: Reading) -> Place | None:
     between = _between(words, each) if nodes > 1 else None
     if nodes > 1 and between is None:
         reading.assume("the network between nodes is not stated: the time model's own")
-    return Place(gpu=gpu, ranks=ranks, nodes=nodes, inside=inside, between=between)
+    omni_path = "Omni-Path" in words
+    return Place(gpu=gpu, ranks=ranks, nodes=nodes, inside=inside, between=between, omni_path=omni_path)
 
 
 def _card(reading: Reading) -> str:
@@ -146,5 +149,6 @@ def hardware_for(plan: Plan, place: Place, coefficients: Values | None = None) -
     inside = found.inside if place.inside is None else place.inside * v["link-efficiency"]
     if place.nodes == 1:
         return replace(found, inside=inside, link=inside)
-    link = found.link if place.between is None else place.between * v["node-efficiency"]
+    share = v["omni-path-efficiency" if place.omni_path else "node-efficiency"]
+    link = found.link if place.between is None else place.between * share
     return replace(found, inside=inside, link=link)
