@@ -26,8 +26,11 @@ COMMANDS = (
     "rehearse",
     "recommend",
     "strategies",
+    "ui",
     "launch",
     "compare",
+    "plot",
+    "report",
     "validate",
     "bench",
     "calibrate",
@@ -88,6 +91,7 @@ class App(click.Group):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
+        extra.setdefault("obj", tuple(words))  # what was typed, for a command that shows how it is run again
         try:
             code = super().main(words, prog_name, **extra)
         except BaseException as error:
