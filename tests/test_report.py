@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memcalc.cli.app import app
@@ -73,6 +73,7 @@ TINY = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, gpu="t4")
 
 
 @given(st.text(), st.text())
+@example(NASTY, NASTY)
 @settings(max_examples=30)
 def test_plain_text_is_escaped_wherever_it_is_put(content: str, attribute: str) -> None:
     made = element("p", content, title=attribute)

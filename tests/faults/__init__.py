@@ -10,4 +10,6 @@ from .fault import Fault
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS = [fault for area in (tape, models, sharding, layouts, optimizers, meters, files, pictures) for fault in area.FAULTS]
+FAULTS = [
+    fault for area in (tape, models, sharding, layouts, optimizers, meters, files, pictures) for fault in area.FAULTS
+]
