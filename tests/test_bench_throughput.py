@@ -263,10 +263,9 @@ def test_every_row_of_the_table_names_a_public_source() -> None:
         assert len(row["notes"]) < 80  # numbers and words that are read, no prose
 
 
-_PICTURES = {
-    name: ""
-    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "grad_accum", "global_batch")
-}
+_PICTURES = dict.fromkeys(
+    ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "grad_accum", "global_batch"), ""
+)
 
 
 @pytest.mark.parametrize(
