@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from memcalc.compute import Compute
+from memcalc.kernels import refusal
 from memcalc.ledger import peaks
 from memcalc.outside import communicators
 from memcalc.plan import Plan
@@ -107,6 +108,19 @@ def limits(plan: Plan) -> list[str]:
     return [*[gathered] * plan.gathers_unknown_layers, *filter(None, [undivided(plan)])]
 
 
+def attended(plan: Plan) -> str:
+    """Which attention kernel is counted, and why no better one, in a sentence."""
+    said = f"attention by the {plan.kernel} kernel"
+    if plan.attention != "auto" or plan.kernel == "eager" or plan.device == "cpu":
+        return said
+    if plan.kernel == "math":
+        why = "; ".join(f"{kernel}: {refusal(kernel, plan.attends)}" for kernel in ("flash", "efficient"))
+        return f"{said}, which keeps the scores of tokens x tokens: no other can be taken ({why})"
+    if plan.gpu is None and plan.kernel == "flash":
+        return f"{said}, as on cards of compute capability 8.0 and newer; older ones (T4, V100) keep more: give --gpu"
+    return said
+
+
 def compiled(plan: Plan) -> str:
     """What torch.compile may do to the estimate, in a sentence: the ends of its range (memcalc/compute.py)."""
     least = dataclasses.replace(plan, compute=Compute(float8=plan.compute.float8), checkpoint_every=1)
@@ -136,6 +150,11 @@ def assumptions(
     if plan.layout.tensor > 1:
         whose = "Megatron's" if plan.family.divides == "megatron" else "torch's (torch.distributed.tensor.parallel)"
         said.append(f"tensor parallel is {whose}, as the model's family is written")
+    if plan.static_graph and plan.ranks > 1 and activations_known(plan):
+        said.append(
+            "static graph: DDP copies the model's output in the first step, before there are optimizer states; that copy is "
+            "not counted"
+        )
     if plan.family.assumption:
         said.append(plan.family.assumption)
     said += [*plan.model.notes, *dropout(plan), *uncounted(plan)]
@@ -186,7 +205,7 @@ def assumptions(
             f"be {format_both(in_blocks)} higher"
         )
     if not plan.family.opaque:
-        said.extend([f"attention by the {plan.kernel} kernel"] if plan.tokens and not plan.family.unplayed else [])
+        said.extend([attended(plan)] if plan.tokens and not plan.family.unplayed else [])
     if plan.offload.on:
         each = -(-plan.ranks // plan.nodes)
         said.append(f"host is of one rank; the {each} of a machine need {format_both(each * host)} together")

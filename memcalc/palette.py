@@ -1,6 +1,6 @@
 """One colour for each kind of memory, the same in every figure, page and terminal.
 
-Eight colours that people who lack a cone tell apart as well: Okabe and Ito, "Color Universal Design" (2008), with a grey in
+Eight colours that people who lack a cone tell apart as well: Okabe and Ito, "Color Universal Design" (2008), with a slate in
 the place of black, which a dark page would swallow. What lasts between steps (parameters, gradients, optimizer) is cool, what
 comes and goes is warm. No figure says by colour alone what it says: areas have a thin edge, legends stand in the order of
 the stack, and each figure has a text.
@@ -22,7 +22,7 @@ CATEGORY: Mapping[str, str] = MappingProxyType({
     "inputs": "#f0e442",  # yellow
     "communication": "#cc79a7",  # reddish purple
     "temporary": "#d55e00",  # vermilion
-    "buffers": "#999999",
+    "buffers": "#5f6672",  # slate, for their black
 })  # fmt: skip
 """sRGB as hexadecimal, by category."""
 
@@ -35,7 +35,7 @@ LETTER: Mapping[str, str] = MappingProxyType({
 ORDER = ("parameters", "buffers", "optimizer", "gradients", "inputs", "activations", "communication", "temporary")
 """From the bottom of a stack to its top: what lasts longest lies lowest, so that areas have few steps below them."""
 
-SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5f6672")
 """Lines that are not categories, such as several strategies, in the order in which they are taken."""
 
 

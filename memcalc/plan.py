@@ -21,6 +21,7 @@ from memcalc.fsdp import Fsdp
 from memcalc.groups import Group
 from memcalc.hardware import GPUS, Gpu
 from memcalc.implementation import Implementation
+from memcalc.kernels import Attends, chosen
 from memcalc.layout import Layout
 from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
@@ -81,6 +82,8 @@ class Plan:
     """DDP's bucket_cap_mb."""
     bucket_views: bool = False
     """DDP's gradient_as_bucket_view."""
+    static_graph: bool = False
+    """DDP's static_graph: in the first step gradients are sent after backward, and the model's output is copied once."""
     set_to_none: bool = True
     """zero_grad(set_to_none=True): gradients are freed after the step."""
     device: str = "cuda"
@@ -164,20 +167,23 @@ class Plan:
         return FAMILIES[self.model.family]
 
     @property
-    def kernel(self) -> str:
-        """The attention kernel: for ``auto`` the first that scaled_dot_product_attention can use.
+    def attends(self) -> Attends:
+        """What the plan asks of attention (memcalc/kernels.py)."""
+        return Attends(
+            device=self.device,
+            dtype=self.precision_row.compute,
+            head=self.model.head_width,
+            value=self.model.value_dim or self.model.head_width,
+            dropout=self.dropout if self.family.drops_shares else 0.0,
+            gpu=self.gpu_row,
+        )
 
-        Flash is 16-bit only on CUDA, has no dropout on the CPU, and takes values only as wide as keys (aten/src/ATen/native/transformers/
-        cuda/sdp_utils.cpp and sdp_utils_cpp.cpp).
-        """
-        if self.attention != "auto" or self.family.written_out:
-            return "eager" if self.family.written_out else self.attention
-        if self.model.written_out:
+    @property
+    def kernel(self) -> str:
+        """The attention kernel: for ``auto`` the first that scaled_dot_product_attention can use on the card."""
+        if self.family.written_out or (self.attention == "auto" and self.model.written_out):
             return "eager"
-        if self.device == "cpu":
-            drops = self.dropout and self.family.drops_shares
-            return "math" if drops or self.model.uneven else "flash"
-        return "efficient" if self.precision_row.compute == "float32" or self.model.uneven else "flash"
+        return chosen(self.attends) if self.attention == "auto" else self.attention
 
     @property
     def reduce_dtype(self) -> str:
@@ -225,7 +231,7 @@ class Plan:
     def shards(self) -> int:
         """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights, or
         with replicas those of one."""
-        return self.data_parallel * self.layout.context // self.fsdp.groups(self)
+        return self.data_parallel * self.layout.context // (self.fsdp.groups(self) * self.layout.optimizer_instances)
 
     @property
     def global_batch(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError, UnknownNameError
+from memcalc.kernels import chosen, refusal
 from memcalc.optimizers import KINDS
 from memcalc.strategies import STRATEGIES
 
@@ -46,15 +47,12 @@ def check_fields(plan: Plan) -> None:
 
 
 def check_attention(plan: Plan) -> None:
-    """A named kernel exists for the device and the precision."""
-    if plan.attention == "flash" and plan.device == "cuda" and plan.precision_row.compute == "float32":
-        raise PlanError(
-            "flash attention on CUDA computes in 16 bit, not float32; take --attention efficient or amp-bf16"
-        )
-    if plan.attention == "flash" and plan.device == "cpu" and plan.dropout and plan.family.drops_shares:
-        raise PlanError(f"flash attention on the CPU has no dropout (dropout {plan.dropout}); take --attention math")
-    if plan.attention == "efficient" and plan.device == "cpu":
-        raise PlanError("efficient attention runs on CUDA only; on the CPU take flash, math or eager")
+    """A named kernel exists for the device, the card, the precision and the model's heads."""
+    if plan.family.unplayed or plan.family.written_out or not plan.model.heads:
+        return  # what they say of attention, their families refuse
+    if why := refusal(plan.attention, plan.attends):
+        instead = chosen(plan.attends)
+        raise PlanError(f"attention {plan.attention}: {why}; take --attention {instead}")
 
 
 def check_world(plan: Plan) -> None:

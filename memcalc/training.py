@@ -10,6 +10,7 @@ from typing import Any
 
 from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json, write_text
+from memcalc.hyperparameters import read_coefficients, read_scaling
 from memcalc.rates import read_schedule
 
 __all__ = ["TRAINING_VERSION", "Training"]
@@ -52,6 +53,13 @@ class Training:
     schedule: str = ""
     """The learning rate by step, as DeepSpeed's files say it, in JSON: ``{"type": "WarmupLR", "warmup_num_steps": 500}``.
     Blank is the loop's own: up in a line, then down in a cosine."""
+    coefficients: str = ""
+    """Numbers of the optimizer, as DeepSpeed's files say them, in JSON: ``{"betas": [0.9, 0.95], "weight_decay": 0.1}``.
+    What is not among them is torch's default."""
+    scaling: str = ""
+    """How a 16-bit loss is scaled, as the block ``fp16`` of DeepSpeed's files says it, in JSON."""
+    swap: Path | None = None
+    """A folder on a disk, to which DeepSpeed offloads what a plan offloads to NVMe."""
     accelerate: bool = False
     """The strategy is put around the model by accelerate."""
     resume: bool = False
@@ -74,10 +82,16 @@ class Training:
             raise InputError(f"clip {self.clip} must be at least 0 (0 switches it off) and finite")
         if self.schedule:
             read_schedule(self.schedule, self.learning_rate, self.steps)
+        if self.coefficients:
+            read_coefficients(self.coefficients)
+        if self.scaling:
+            read_scaling(self.scaling)
         if self.data is not None and not self.data.exists():
             raise FileError(f"data {self.data} does not exist; give a text file, a folder, or leave --data out")
         if self.data is not None and not (self.data.is_file() or self.data.is_dir()):
             raise FileError(f"data {self.data} is a device, a pipe or a socket; give a text file or a folder")
+        if self.swap is not None and not self.swap.is_dir():
+            raise FileError(f"swap {self.swap} is no folder; give one on the disk that NVMe offload shall use")
         if self.tokenizer is not None and not self.tokenizer.is_file():
             raise FileError(
                 f"tokenizer {self.tokenizer} does not exist; give a tokenizers JSON, or leave --tokenizer out"
@@ -93,10 +107,11 @@ class Training:
             "steps", "seed", "learning_rate", "clip", "eval_every", "checkpoint_every", "measure_steps", "keep_checkpoints",
         )  # fmt: skip
         words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
-        for name in ("data", "tokenizer"):
+        for name in ("data", "tokenizer", "swap"):
             if getattr(self, name) is not None:
                 words += [f"--{name}", str(getattr(self, name))]
-        words += ["--schedule", self.schedule] if self.schedule else []
+        for name in ("schedule", "coefficients", "scaling"):
+            words += [f"--{name}", getattr(self, name)] if getattr(self, name) else []
         return words + [f"--{name}" for name in ("accelerate", "resume") if getattr(self, name)]
 
     def as_saved(self) -> dict[str, Any]:
@@ -116,7 +131,7 @@ class Training:
         found = read_json(path, str(path))
         if not isinstance(found, dict) or found.pop("memcalc_training", None) != TRAINING_VERSION:
             raise FileError(f"{path} does not say how a run is trained; launch writes it")
-        paths = {name: Path(found[name]) for name in ("data", "tokenizer") if isinstance(found.get(name), str)}
+        paths = {name: Path(found[name]) for name in ("data", "tokenizer", "swap") if isinstance(found.get(name), str)}
         return found | paths
 
     def rate_at(self, step: int) -> float:

@@ -20,7 +20,7 @@ from memcalc.errors import FileError, PlanError
 from memcalc.launch import launch
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, continued, held, newest_checkpoint
+from memcalc.run_folder import check_folder, continued, held, newest_checkpoint, sweep
 from memcalc.supervise import Stopped
 from memcalc.training import Training
 from tests.launching import CHECKPOINT, PLAN, checkpoint, refused, run, write
@@ -71,6 +71,26 @@ def test_the_folder_of_a_run_that_made_no_step_is_used_again(tmp_path: Path, stu
 def test_nothing_else_is_overwritten(tmp_path: Path, name: str) -> None:
     write(tmp_path, (*FAILED, name))
     refused(PLAN, tmp_path, "is not empty; give another folder$", FileError)
+
+
+UNFINISHED = (
+    ".plan.json.d0oym7tp",
+    "errors/.rank-1.json.a_b3",
+    "measured/.rank-0.json.x",
+    "weights/.model.safetensors.4711",
+    ".run.json.1",
+)
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path, stub: Callable[[str], None]) -> None:
+    write(tmp_path, FAILED + UNFINISHED[:2])
+    stub("import pathlib, sys; pathlib.Path(sys.argv[2], '.run.json.2').touch(); print('step 1')")
+    run(PLAN, tmp_path, [])
+    assert [path for path in tmp_path.rglob(".*") if path.is_file()] == []
+    kept = ("notes/.run.json.3", ".gitignore", ".run.json", "weights/.model.safetensors")
+    write(tmp_path, (*UNFINISHED, *kept))
+    sweep(tmp_path)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob(".*") if path.is_file()} == set(kept)
 
 
 def test_two_runs_in_one_folder(tmp_path: Path, stub: Callable[[str], None]) -> None:

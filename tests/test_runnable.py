@@ -30,7 +30,10 @@ HOST = Offload(optimizer="cpu", parameters="cpu")
     ("plan", "why"),
     [
         (replace(PLAN, strategy="data-parallel"), "nn.DataParallel divides nothing; take ddp"),
-        (replace(LLAMA, ranks=4, layout=Layout(tensor=2)), "with tensor parallel by ddp; take single or FSDP 2"),
+        (
+            replace(LLAMA, ranks=4, strategy="zero-1", layout=Layout(tensor=2)),
+            "with tensor parallel by zero-1; take single, ddp or FSDP 2",
+        ),
         (replace(PLAN, ranks=4, layout=PIPED, strategy="zero-1"), "with pipeline parallel by zero-1"),
         (replace(PLAN, ranks=4, layout=PIPED, precision="amp-fp16"), "scaled losses; take bf16"),
         (
@@ -38,13 +41,13 @@ HOST = Offload(optimizer="cpu", parameters="cpu")
             "with pipeline parallel by fsdp-full-shard",
         ),
         (
-            replace(ZERO, strategy="deepspeed-0", precision="bf16-master"),
-            "whose masters cannot be saved; take deepspeed-1",
+            replace(ZERO, strategy="deepspeed-0", precision="bf16-master", optimizer="adagrad"),
+            "by adagrad, whose states DeepSpeed loses; take deepspeed-1",
         ),
         (replace(ZERO, deepspeed=DeepSpeed(pipeline_engine=True)), "with DeepSpeed's PipelineEngine"),
         (
             replace(ZERO, device="cuda", strategy="deepspeed-3", offload=Offload(optimizer="nvme")),
-            "with offload to NVMe",
+            "with offload to NVMe, for which DeepSpeed builds its async_io with libaio on a machine with a GPU; take cpu",
         ),
     ],
 )
@@ -103,7 +106,7 @@ def test_deepspeed_is_looked_for_and_so_is_a_compiler(monkeypatch: pytest.Monkey
     ("plan", "kind", "why"),
     [
         (replace(PLAN, strategy="fsdp-full-shard"), PlanError, "makes DDP of FSDP without a word"),
-        (ZERO, PlanError, "not around deepspeed-2"),
+        (replace(PLAN, strategy="fsdp-hybrid-shard", device="cuda"), PlanError, "not around fsdp-hybrid-shard"),
         (replace(PLAN, precision="amp-bf16"), PlanError, "not around ddp in amp-bf16"),
         (replace(PLAN, strategy="single", layout=PIPED, accumulation=2), PlanError, "leave out --accelerate"),
     ],
@@ -112,7 +115,8 @@ def test_accelerate_is_asked_for_what_it_does(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, kind: type[MemcalcError], why: str
 ) -> None:
     missing(monkeypatch)
-    require_accelerate(PLAN)
+    for fine in (PLAN, ZERO, replace(PLAN, strategy="fsdp-full-shard", device="cuda", fsdp=Fsdp(version="1"))):
+        require_accelerate(fine)
     with pytest.raises(kind, match=why):
         require_accelerate(plan)
     missing(monkeypatch, "accelerate")

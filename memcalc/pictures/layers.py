@@ -1,6 +1,6 @@
 """A timeline cut into as many columns as a figure has room for, without losing its peak.
 
-A step has no clock in memcalc: its x axis is the order of its events. Each phase (a run of events of one moment) gets a
+A step has no clock in memcalc: its x axis is the order of its events, spread by what they do. Each phase (a run of events of one moment) gets a
 width by the logarithm of how many it has, so that the four events of a loss are seen beside the thousands of a backward
 pass, and so that two timelines of one step lie on one axis, phase by phase.
 """
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+from memcalc.timeline import BEFORE, CATEGORIES, MOMENTS, Timeline
 
 __all__ = ["Layers", "Phase", "curve", "layers", "phases"]
 
@@ -22,6 +22,11 @@ LEVEL = "start"
 
 LEVEL_WIDTH = 2.0
 """Its width, as large as that of three events: level ground needs little room."""
+
+BY_COUNT = 0.25
+"""An event's place in its phase follows for this part from its number, and else from the bytes that phase has allocated for
+good or freed of what was there, unless it is replaced by its like. By number alone two sources of one step drift apart, since kernels differ in their scratch;
+by bytes alone scratch would have no width."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,11 +102,39 @@ def layers(timeline: Timeline, columns: int) -> Layers:
 
 
 def curve(timeline: Timeline, onto: Sequence[Phase], columns: int) -> NDArray[np.int64] | None:
-    """Bytes in use of another timeline of the same step, in the columns of the first; None where it has other phases."""
-    mine = phases(timeline)
-    if [phase.moment for phase in mine] != [phase.moment for phase in onto]:
+    """Bytes in use of another timeline of the same step, in the columns of the first; None where it has other phases.
+
+    What comes before the step is the first one's alone: columns in it hold -1.
+    """
+    mine, places = phases(timeline), [phase for phase in onto if phase.moment not in BEFORE]
+    if not mine or [phase.moment for phase in mine] != [phase.moment for phase in places]:
         return None
-    return timeline.live()[_fullest(timeline, mine, onto, columns)]
+    live = timeline.live()[_fullest(timeline, mine, places, columns)]
+    return np.where((np.arange(columns) + 1) / columns <= places[0].left, -1, live)
+
+
+def _progress(timeline: Timeline, phase: Phase) -> NDArray[np.float64]:
+    """Where the events of a phase lie in it, from 0 to 1."""
+    events = slice(phase.first, phase.stop)
+    ident, delta = timeline.ident[events], timeline.delta[events]
+    count = (np.arange(len(delta)) + 0.5) / len(delta)
+    lasting = np.bincount(ident, weights=delta)[ident] != 0  # of what comes and goes within the phase nothing is left
+    moved = np.where(lasting & ~_replaced(timeline.category[events], delta, lasting), np.abs(delta), 0).astype(
+        np.float64
+    )
+    if not moved.any():
+        return count
+    bytes_moved = (np.cumsum(moved) - moved / 2) / moved.sum()
+    return BY_COUNT * count + (1 - BY_COUNT) * bytes_moved
+
+
+def _replaced(category: NDArray[np.int8], delta: NDArray[np.int64], lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Events that free or allocate what is there before and after all the same, such as a bucket that is made anew."""
+    kinds, kind = np.unique(np.stack([category.astype(np.int64), np.abs(delta)]), axis=1, return_inverse=True)
+    count = kinds.shape[1]
+    made, freed = (np.bincount(kind[lasting & way], minlength=count) > 0 for way in (delta > 0, delta < 0))
+    replaced: NDArray[np.bool_] = (made & freed)[kind]
+    return replaced
 
 
 def _fullest(timeline: Timeline, mine: Sequence[Phase], places: Sequence[Phase], columns: int) -> NDArray[np.int64]:
@@ -111,7 +144,7 @@ def _fullest(timeline: Timeline, mine: Sequence[Phase], places: Sequence[Phase],
     live = timeline.live()
     column = np.empty(len(live), dtype=np.int64)
     for phase, place in zip(mine, places, strict=True):
-        share = (np.arange(phase.stop - phase.first) + 0.5) / (phase.stop - phase.first)
+        share = _progress(timeline, phase)
         column[phase.first : phase.stop] = (place.left + share * (place.right - place.left)) * columns
     column = np.minimum(column, columns - 1)
     events = np.full(columns, -1, dtype=np.int64)

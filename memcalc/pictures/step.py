@@ -31,7 +31,7 @@ class Curve:
     peak: int
     by_moment: dict[str, int]
     live: NDArray[np.int64] | None
-    """In the columns of the figure; None where the source kept no timeline, or one of other phases."""
+    """In the columns of the figure, -1 before the step; None where the source kept no timeline, or one of other phases."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -69,6 +69,15 @@ class Step:
         """The largest number of bytes that is drawn to scale."""
         return max(self.largest, self.capacity or 0) if self.near else self.largest
 
+    @property
+    def drawn(self) -> str:
+        """How many of the step's micro batches there are in the figure, where it has not all of them; else blank."""
+        plan = self.estimate.plan
+        count = sum(phase.moment == "loss" for phase in self.layers.phases)
+        if plan.layout.pipeline > 1 or not 0 < count < plan.accumulation:
+            return ""
+        return f"{count} of {plan.accumulation} micro batches are drawn; the others are as these are"
+
     def of(self, category: str) -> NDArray[np.int64]:
         """Bytes of one category, column by column."""
         held: NDArray[np.int64] = self.layers.held[CATEGORIES.index(category)]
@@ -87,6 +96,8 @@ class Step:
         yield f"By moment: {', '.join(f'{name} {format_bytes(size)}' for name, size in peak.by_moment.items())}."
         if not activations_known(found.plan) and "activations" not in self.categories:
             yield "Activations are not counted."
+        if self.drawn:
+            yield f"{self.drawn}."
         for each in self.curves:
             where = "" if each.live is not None else ", known by moment only"
             yield f"{each.name.capitalize()}: {format_both(each.peak)}{where}."

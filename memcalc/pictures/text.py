@@ -32,8 +32,8 @@ def step_text(figure: Step, width: int, height: int = HEIGHT, *, colours: bool =
             cells[row] = np.where(cells[row] == " ", "=", cells[row])
     for each in figure.curves:
         if each.live is not None and columns:
-            rows = [_row(figure, int(size), height) for size in each.live]
-            cells[rows, np.arange(columns)] = MARKS[each.name]
+            known = np.flatnonzero(each.live >= 0)
+            cells[[_row(figure, int(size), height) for size in each.live[known]], known] = MARKS[each.name]
     labels = {row: format_bytes(size) for row, size in _sizes(figure, height).items()}
     body = [
         f"{labels.get(row, ''):>{_GUTTER - 1}} {'+' if row in labels else '|'}{_painted(cells[row], colours)}"
@@ -118,6 +118,8 @@ def _legend(figure: Step, width: int, colours: bool) -> list[str]:
         for row in rows
     ]
     said += [f"{edge}^ the peak, of which the sizes above are"]
+    if figure.drawn:
+        said.append(f"{edge}{figure.drawn}")
     for curve in figure.curves:
         where = "" if curve.live is not None else " (of each moment, without a curve)"
         said.append(f"{edge}{MARKS[curve.name]} {curve.name}: peak {format_both(curve.peak)}{where}")

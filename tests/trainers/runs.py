@@ -17,6 +17,8 @@ from memcalc.plan import Plan
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
+_SECONDS = float(os.environ.get("RUN_SECONDS", "400"))
+"""How long one start of torchrun may take; more on a machine that others use as well."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"]
 
 
@@ -56,7 +58,7 @@ class Job:
     """A folder that is copied to another place before."""
 
 
-def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 400) -> dict[str, Result]:
+def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = _SECONDS) -> dict[str, Result]:
     """Run all jobs in one process group of ``ranks`` and read what they left; fails with the output when they fail."""
     described = []
     for name, job in jobs.items():

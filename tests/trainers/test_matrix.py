@@ -35,6 +35,7 @@ TWO: dict[str, Fields] = some(
         "tensor": {"model": LLAMA, "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
         "interleaved": {"accumulation": 4, "layout": Layout(pipeline=2, schedule="interleaved", chunks=2)},
         "zero-1": {"strategy": "zero-1"},
+        "ddp-static-graph": {"strategy": "ddp", "static_graph": True, "bucket_views": True, "accumulation": 4},
         "fsdp-shard-grad-op": {"strategy": "fsdp-shard-grad-op", "accumulation": 2},
         "fsdp-1": {"strategy": "fsdp-full-shard", "fsdp": OLD},
         "fsdp-full-shard": {"strategy": "fsdp-full-shard", "checkpoint_every": 2},
@@ -59,6 +60,7 @@ FOUR: dict[str, Fields] = some(
         "hybrid-tensor": {
             "model": LLAMA, "strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(replicas=2), "layout": Layout(tensor=2),
         },
+        "ddp-tensor": {"model": LLAMA, "strategy": "ddp", "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
         "hybrid-grad-op": {"strategy": "fsdp-hybrid-shard-grad-op", "fsdp": Fsdp(replicas=2), "accumulation": 2},
         "fsdp-shard-grad-op": {"strategy": "fsdp-shard-grad-op"},
         "pipeline-ddp": PIPED | {"strategy": "ddp"},

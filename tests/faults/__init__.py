@@ -1,0 +1,13 @@
+"""Faults to plant into memcalc: each takes one named term away, and some test must fail then.
+
+One file for each area of the code; a new fault goes into the file of what it breaks.
+"""
+
+from __future__ import annotations
+
+from . import files, layouts, meters, models, optimizers, sharding, tape
+from .fault import Fault
+
+__all__ = ["FAULTS", "Fault"]
+
+FAULTS = [fault for area in (tape, models, sharding, layouts, optimizers, meters, files) for fault in area.FAULTS]
