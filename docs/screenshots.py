@@ -103,7 +103,7 @@ def calculator(chromium: Any) -> None:
         try:
             address = next(word for word in server.stdout.readline().split() if word.startswith("http://"))
             photograph(
-                chromium, address + ASKED, PICTURES / "ui.png", width=1200, height=900, ready="#verdict:not(:empty)"
+                chromium, address + ASKED, PICTURES / "ui.png", width=1120, height=960, ready="#choices:not([hidden])"
             )
         finally:
             server.terminate()

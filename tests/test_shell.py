@@ -74,7 +74,7 @@ def shell(root_of_all: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     """An environment in which ``memcalc`` is a command."""
     folder = tmp_path_factory.mktemp("bin")
     program = folder / "memcalc"
-    program.write_text(f"#!/bin/sh\nexec {shlex.quote(sys.executable)} -m memcalc \"$@\"\n", encoding="utf-8")
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m memcalc "$@"\n', encoding="utf-8")
     program.chmod(0o755)
     return os.environ | {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(root_of_all)}
 
@@ -88,7 +88,7 @@ def completed(shell: dict[str, str], *words: str) -> list[str]:
     """What bash offers for the last of these words."""
     given = " ".join(map(shlex.quote, words))
     script = (
-        f'source <(memcalc completion bash); COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; '
+        f"source <(memcalc completion bash); COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; "
         '_memcalc_completion memcalc; printf "%s\\n" "${COMPREPLY[@]}"'
     )
     done = subprocess.run(["bash", "-c", script], env=shell, capture_output=True, text=True, timeout=60, check=True)
@@ -140,7 +140,9 @@ def test_a_terminal_gets_a_counter_that_is_wiped(
     assert capsys.readouterr().err == "\r0 of 2 rows\r1 of 2 rows\r" + " " * 12 + "\r"
 
 
-def test_one_long_call_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_long_call_says_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(progress, "EVERY", 0.02)
     with progress.waiting("still plays"):
         progress.time.sleep(0.2)
@@ -151,7 +153,20 @@ def test_one_long_call_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch, cap
 @pytest.mark.parametrize(("gpu", "code"), [("a100-80gb", 32), ("t4", 31)])
 def test_a_verdict_is_coloured_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, gpu: str, code: int) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
-    words = ["estimate", "--params", "1.5e9", "--adam", "--batch-size", "1", "--input-shape", "4", "--layers", "2", "--gpu", gpu]
+    words = [
+        "estimate",
+        "--params",
+        "1.5e9",
+        "--adam",
+        "--batch-size",
+        "1",
+        "--input-shape",
+        "4",
+        "--layers",
+        "2",
+        "--gpu",
+        gpu,
+    ]
     on, off = (CliRunner().invoke(app, words, color=color).output for color in (True, False))
     assert f"  \033[{code}mverdict: " in on
     assert "\033" not in off

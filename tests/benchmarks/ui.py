@@ -108,7 +108,8 @@ def main() -> None:
         finally:
             serving.terminate()
     ratios = {
-        f"{name}, process to server": round(ratio(taken, f"{name}: a process a move", f"{name}: server"), 1) for name in PLANS
+        f"{name}, process to server": round(ratio(taken, f"{name}: a process a move", f"{name}: server"), 1)
+        for name in PLANS
     }
     report(taken, as_json=asked.json, **ratios, aim_at_most_ms=100)
 
