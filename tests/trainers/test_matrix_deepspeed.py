@@ -15,6 +15,7 @@ import pytest
 from memcalc.compare import STATES, exact
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import RunError
+from memcalc.fsdp import Fsdp
 from memcalc.measurement import Measurement
 from memcalc.offload import Offload
 from memcalc.plan import Plan
@@ -23,6 +24,7 @@ from tests.trainers.engines import need
 from tests.trainers.matrix import (
     GPT2,
     HOST,
+    OLD,
     SMALL,
     STEPS,
     STOP,
@@ -53,6 +55,8 @@ TWO: dict[str, Fields] = {
     "deepspeed-3-bf16-offload": {"strategy": "deepspeed-3", "offload": HOST, **BF16},
     "accelerate-ddp": {"strategy": "ddp", "accumulation": 2},
     "accelerate-deepspeed-2": {"strategy": "deepspeed-2", "accumulation": 2},
+    "accelerate-fsdp-2": {"strategy": "fsdp-full-shard", "accumulation": 2},
+    "accelerate-fsdp-1": {"strategy": "fsdp-shard-grad-op", "fsdp": OLD},
 } | some(
     {
         "deepspeed-3-offload": {"strategy": "deepspeed-3", "offload": HOST},
@@ -69,8 +73,10 @@ TWO: dict[str, Fields] = {
         "deepspeed-3-accumulation": {"strategy": "deepspeed-3", "accumulation": 2},
         "accelerate-deepspeed-3": {"strategy": "deepspeed-3", **BF16},
         "accelerate-deepspeed-0": {"strategy": "deepspeed-0"},
+        "accelerate-fsdp-2-grad-op": {"strategy": "fsdp-shard-grad-op"},
+        "accelerate-fsdp-1-flat": {"strategy": "fsdp-full-shard", "fsdp": Fsdp(version="1", original_parameters=False)},
     },
-    one_in=9,
+    one_in=11,
 )
 """Every stage, offload and both engines in CI; ALL_RUNS takes all."""
 FOUR: dict[str, Fields] = {"deepspeed-3": {"strategy": "deepspeed-3"}} | some(
@@ -103,7 +109,7 @@ def run_all(cases: dict[str, Fields], ranks: int, folder: Path, more: dict[str, 
     }
     by_name["deepspeed-2"] = {"coefficients": OTHER}
     folder.mkdir()
-    return both(plans, ranks, folder, by_name, more)
+    return both(plans, ranks, folder, by_name, more, driver="driver_accelerate.py")
 
 
 @pytest.fixture(scope="module")

@@ -141,6 +141,10 @@ CLAIMS: tuple[Claim, ...] = tuple(
         ("8", "bigscience, tr3m-1B3", "tp2-loses-v100", "1.3B on V100: DP8 beats TP2", "bs1b3-001", "bs1b3-011", 1.83),
         ("8", "InternEvo, train_performance", "tp2-wins-at-1024", "with states over all 1024 GPUs TP2 beats TP1", "ie-031", "ie-029", 1.23),
         # 9. Tensor parallel beyond the node
+        ("9", "ultrascale playbook, tp_scaling", "tp4-loses-to-tp2", "TP4 gives less a GPU than TP2 in a node",
+         _ranks("tune-001", "tp2", 2, 4, **_PLAYBOOK), _ranks("tune-001", "tp4", 4, 4, **_PLAYBOOK), 1.12),
+        ("9", "ultrascale playbook, tp_scaling", "tp8-loses-to-tp4", "TP8 gives less a GPU than TP4 in a node",
+         _ranks("tune-001", "tp4", 4, 4, **_PLAYBOOK), _ranks("tune-001", "tp8", 8, 4, **_PLAYBOOK), 1.14),
         ("9", "ultrascale playbook, tp_scaling", "tp16-loses-to-tp8", "TP16 on two nodes loses to TP8 on one",
          _ranks("tune-001", "tp8", 8, 4, **_PLAYBOOK), _ranks("tune-001", "tp16", 16, 4, **_PLAYBOOK, kv_heads="16", heads="48"), 1.76),
         ("9", "TouchNet #10", "tp-loses-without-nvlink", "on 8 RTX 3090 FSDP8 beats FSDP2 x TP2 x PP2",
