@@ -77,7 +77,9 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, port), Handler)
         except OSError as error:
             cause = (error.strerror or "it cannot be had").lower()
-            raise InputError(f"port {port} of {HOST}: {cause}; take another, or leave --port out for a free one") from None
+            raise InputError(
+                f"port {port} of {HOST}: {cause}; take another, or leave --port out for a free one"
+            ) from None
 
     @property
     def address(self) -> str:

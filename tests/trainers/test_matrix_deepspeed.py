@@ -7,6 +7,7 @@ All runs of a number of ranks share one start of torchrun.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -110,7 +111,8 @@ def run_all(cases: dict[str, Fields], ranks: int, folder: Path, more: dict[str, 
     }
     by_name |= {"deepspeed-2": {"coefficients": OTHER}} if ranks == 2 else {}
     folder.mkdir()
-    return both(plans, ranks, folder, by_name, more, driver="driver_accelerate.py")
+    once = () if os.environ.get("ALL_RUNS") else tuple(by_name.keys() - {"deepspeed-2"})
+    return both(plans, ranks, folder, by_name, more, once, driver="driver_accelerate.py")
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +153,8 @@ def check(runs: Runs, name: str, alone: dict[str, Measurement]) -> None:
     check_losses(runs, name, alone, places=0.005 if "bf16" in runs.plans[name].precision else 5e-5)
     check_peak(runs, name, 1.0)
     check_states(runs, name)
-    check_resumed(runs, name)
+    if name in runs.resumed:  # what accelerate wraps is saved by the same code as without it
+        check_resumed(runs, name)
 
 
 def check_states(runs: Runs, name: str) -> None:
