@@ -188,7 +188,9 @@ def test_words_for_links(words: str, inside: float | None, between: float | None
     if between is None:
         assert found.hardware.link == plain.hardware.link
     else:
-        reached = published()["staged-network-efficiency" if re.search("Omni-Path|Ethernet", words) else "node-efficiency"]
+        reached = published()[
+            "staged-network-efficiency" if re.search("Omni-Path|Ethernet", words) else "node-efficiency"
+        ]
         assert found.hardware.link == pytest.approx(reached * between)
     stated = any("network between nodes is not stated" in sentence for sentence in found.assumptions)
     assert stated is (between is None)
@@ -263,10 +265,9 @@ def test_every_row_of_the_table_names_a_public_source() -> None:
         assert len(row["notes"]) < 80  # numbers and words that are read, no prose
 
 
-_PICTURES = {
-    name: ""
-    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "grad_accum", "global_batch")
-}
+_PICTURES = dict.fromkeys(
+    ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "grad_accum", "global_batch"), ""
+)
 
 
 @pytest.mark.parametrize(
