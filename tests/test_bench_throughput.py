@@ -187,7 +187,7 @@ def test_words_for_links(words: str, inside: float | None, between: float | None
     if between is None:
         assert found.hardware.link == plain.hardware.link
     else:
-        reached = values()["omni-path-efficiency" if "Omni-Path" in words else "node-efficiency"]
+        reached = values()["staged-network-efficiency" if found.place and found.place.staged else "node-efficiency"]
         assert found.hardware.link == pytest.approx(reached * between)
     stated = any("network between nodes is not stated" in sentence for sentence in found.assumptions)
     assert stated is (between is None)
