@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from memcalc.coefficients import own_calibration
 from memcalc.compute import Compute
 from memcalc.kernels import refusal
 from memcalc.ledger import peaks
@@ -16,7 +17,7 @@ from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
 __all__ = [
-    "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "limits",
+    "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "limits", "measured_here",
     "uncounted", "undivided",
 ]  # fmt: skip
 
@@ -132,12 +133,22 @@ def compiled(plan: Plan) -> str:
     )
 
 
+def measured_here(plan: Plan) -> list[str]:
+    """What of this plan's hardware memcalc calibrate measured on this machine, in a sentence."""
+    own = own_calibration()
+    if own is None or not own.is_of(plan.device, plan.gpu_row.name if plan.gpu_row else None):
+        return []
+    what = "its speeds and its CUDA context are" if own.context else "its speeds are"
+    return [f"this machine was measured by memcalc calibrate ({own.made}): {what} its own, from {own.path}"]
+
+
 def assumptions(
     plan: Plan, reserved: Range, *, stage: int, in_blocks: int, host: int, rehearsal: Rehearsed | None = None
 ) -> list[str]:
     """What the estimate takes for granted, in sentences; ``in_blocks`` is what blocks hold beside their tensors, ``host``
     what one rank holds there."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
+    said += measured_here(plan)
     if plan.layout.pipeline > 1:
         said.append(
             f"the fullest stage of the pipeline is number {stage}, counted from 0 to {plan.layout.pipeline - 1}"
