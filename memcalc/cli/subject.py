@@ -14,6 +14,8 @@ from memcalc.errors import InputError
 from memcalc.files import read_json
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from memcalc.compare import Comparison
     from memcalc.estimate import Estimate
     from memcalc.measurement import RankMeasurement
@@ -71,6 +73,9 @@ class _Model(click.ParamType):  # type: ignore[type-arg]
                 if isinstance(data, dict) and "memcalc_plan" in data:
                     return Saved(path)
         return self.model.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return self.model.shell_complete(ctx, param, incomplete)
 
 
 def takes(command: click.Command, *kinds: type) -> None:
