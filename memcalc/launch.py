@@ -22,7 +22,7 @@ from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
 from memcalc.hyperparameters import check_coefficients, check_scaling
 from memcalc.named_code import code_options
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, check_space, held, newest_checkpoint, prepare, sweep
+from memcalc.run_folder import check_folder, check_space, ended, held, newest_checkpoint, prepare, sweep
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
@@ -125,11 +125,13 @@ def _run(
             grace_seconds=grace_seconds,
         )
     except Stopped as stopped:
+        ended(out, "stopped")
         raise preempted(out, stopped.signal) or Stopped(stopped.signal, how_to_go_on(out)) from None
     finally:
         if plan.nodes == 1:  # ranks of other machines may still be writing
             sweep(out)
     if code:
+        ended(out, "failed")
         raise failure(plan, out, code, log=place.log)
     return Run(out=out, seconds=time.monotonic() - started)
 
@@ -175,7 +177,18 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
         require_accelerate(plan)
     check_plan(plan, out=out, training=training, place=place)
     check_space(plan, out)
-    return _check_machine(plan)
+    return [*_check_machine(plan), *_other_steps(plan, out, training)]
+
+
+def _other_steps(plan: Plan, out: Path, training: Training) -> list[str]:
+    """A warning where a resumed run's steps are not those of the run so far."""
+    before = Plan.load(out / "plan.json") if training.resume else plan
+    if before.global_batch == plan.global_batch:
+        return []
+    return [
+        f"a step takes {plan.global_batch} samples and took {before.global_batch} so far: the run does not learn what it "
+        "would have without a stop"
+    ]
 
 
 def check_plan(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) -> None:

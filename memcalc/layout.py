@@ -65,7 +65,7 @@ class Layout(Group):
         if plan.ranks % self.model_parallel:
             raise PlanError(
                 f"{plan.ranks} ranks do not divide by tensor {self.tensor} x context {self.context} x pipeline {self.pipeline}"
-                f" = {self.model_parallel}"
+                f" = {self.model_parallel}; {self._ranks_that_divide(plan)}"
             )
         if plan.strategy_row.one_process and self != type(self)():
             raise PlanError(f"{plan.strategy} has a whole replica on every GPU; leave the other ways to divide it out")
@@ -88,6 +88,16 @@ class Layout(Group):
             )
         if ranks % groups:
             raise PlanError(f"optimizer instances {groups} do not divide {ranks} ranks of data parallel")
+
+    def _ranks_that_divide(self, plan: Plan) -> str:
+        """What would do where ranks do not divide."""
+        each, ranks = self.model_parallel, plan.ranks
+        counts = " or ".join(str(count) for count in (ranks // each * each, ranks // each * each + each) if count)
+        degrees = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
+        alone = next((name for name in ("tensor", "context", "pipeline") if getattr(self, name) == each), "")
+        if not alone or len(degrees) > 12:
+            return f"{counts} ranks would do"
+        return f"{counts} ranks would do, or {alone} {', '.join(map(str, degrees[:-1]))} or {degrees[-1]}"
 
     def _check_tensor(self, plan: Plan) -> None:
         model = plan.model

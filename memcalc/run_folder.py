@@ -20,10 +20,12 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import FileError, PlanError
+from memcalc.errors import FileError, MemcalcError, PlanError
+from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.records import build
@@ -31,7 +33,7 @@ from memcalc.training import Training
 from memcalc.units import format_bytes
 
 __all__ = [
-    "COMPLETE", "REHEARSAL", "check_folder", "check_space", "continued", "drop_old", "held", "newest_checkpoint", "prepare", "sweep",
+    "COMPLETE", "REHEARSAL", "check_folder", "check_space", "continued", "drop_old", "ended", "held", "newest_checkpoint", "prepare", "sweep",
 ]  # fmt: skip
 
 REHEARSAL = "rehearsal.json"
@@ -73,6 +75,14 @@ def drop_old(checkpoints: Path, kept: int) -> None:
     for path in checkpoints.glob("step-*"):
         if path.name.removeprefix("step-").isdigit() and not (path / COMPLETE).exists():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def ended(out: Path, status: str) -> None:
+    """Note in ``run.json``, if there is one, how a run ended that is not done."""
+    with contextlib.suppress(MemcalcError):  # damaged, or the disk is full: what failed first is what is said
+        record = Measurement.from_json(out / "run.json", "run.json")
+        if record.status == "running":
+            replace(record, status=status).save(out / "run.json")
 
 
 def sweep(out: Path) -> None:

@@ -200,7 +200,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         static_graph=draw(st.booleans()),
         set_to_none=set_to_none,
         update=update,
-        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
+        compute=Compute(compile=not reentrant and draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
         fsdp=draw(
             fsdps(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -16,8 +17,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memcalc.cli.app import app
-from memcalc.errors import FileError, PlanError
-from memcalc.launch import launch
+from memcalc.errors import FileError, PlanError, RunError
+from memcalc.launch import check, launch
+from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.run_folder import check_folder, continued, held, newest_checkpoint, sweep
@@ -71,6 +73,31 @@ def test_the_folder_of_a_run_that_made_no_step_is_used_again(tmp_path: Path, stu
 def test_nothing_else_is_overwritten(tmp_path: Path, name: str) -> None:
     write(tmp_path, (*FAILED, name))
     refused(PLAN, tmp_path, "is not empty; give another folder$", FileError)
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "after"), [(3, "running", "failed"), (3, "preempted", "preempted"), (0, "done", "done")]
+)
+def test_the_record_says_how_a_run_ended(
+    tmp_path: Path, stub: Callable[[str], None], code: int, before: str, after: str
+) -> None:
+    record = Measurement(plan=PLAN, status=before, device="cpu", versions={}, losses=[1.0])
+    record.save(tmp_path / "record.json")
+    copied = f"shutil.copy({str(tmp_path / 'record.json')!r}, sys.argv[2] + '/run.json')"
+    stub(f"import shutil, sys; {copied}; print('step 1'); sys.exit({code})")
+    with contextlib.suppress(RunError):
+        run(PLAN, tmp_path / "run", [])
+    assert Measurement.from_json(tmp_path / "run" / "run.json").status == after
+
+
+def test_a_resumed_run_with_other_steps_is_warned_of(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 5)
+    PLAN.save(tmp_path / "plan.json")
+    training = Training(resume=True)
+    assert check(PLAN, out=tmp_path, training=training) == []
+    other = replace(PLAN, accumulation=PLAN.accumulation * 2)
+    (said,) = check(other, out=tmp_path, training=training)
+    assert said.startswith(f"a step takes {other.global_batch} samples and took {PLAN.global_batch} so far")
 
 
 UNFINISHED = (

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memcalc import launch as launch_module
+from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import MemcalcError, PlanError, RunError
 from memcalc.fsdp import Fsdp
@@ -77,7 +78,14 @@ def test_what_trainers_can_run(plan: Plan) -> None:
         ({"offload": Offload(parameters="cpu"), "strategy": "deepspeed-2"}, "deepspeed-2 cannot offload parameters"),
         ({"offload": HOST, "strategy": "fsdp-full-shard", "fsdp": Fsdp(version="1")}, "FSDP 1 pins what it offloads"),
         ({"offload": Offload(optimizer="nvme"), "strategy": "deepspeed-3"}, "NVMe is from a GPU"),
-        ({"ranks": 8, "layout": Layout(tensor=3)}, "8 ranks do not divide by tensor 3"),
+        (
+            {"checkpoint_every": 1, "reentrant": True, "compute": Compute(compile=True)},
+            "reentrant checkpoints are not compiled",
+        ),
+        (
+            {"ranks": 8, "layout": Layout(tensor=3)},
+            r"8 ranks do not divide by tensor 3 .* = 3; 6 or 9 ranks would do, or tensor 1, 2, 4 or 8",
+        ),
         ({"layout": PIPED, "strategy": "deepspeed-2"}, "deepspeed-2 does not work with pipeline parallel"),
     ],
 )

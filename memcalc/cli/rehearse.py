@@ -47,7 +47,14 @@ _A = "The answer"
 )
 @option(_A, "--on", "on", type=Name("place", ("fake", "cuda")), default="fake", metavar="KIND",
         help="fake: sizes only. cuda: real kernels on one GPU of this machine.  [default: fake]")  # fmt: skip
-@option(_A, "--timeout", type=Whole(), default="600", metavar="SECONDS", help="Give up then.  [default: 600]")
+@option(
+    _A,
+    "--timeout",
+    type=Whole(),
+    default="600",
+    metavar="SECONDS",
+    help="Give up then, with exit code 1.  [default: 600]",
+)
 @option(_A, "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(

@@ -30,7 +30,7 @@ TIED = dataclasses.replace(LLAMA, name="llama-of-4-tied", tied=True)
 HOST = Offload(optimizer="cpu", parameters="cpu")
 SMALL = DeepSpeed(reduce_bucket_size=50_000, prefetch_bucket_size=20_000, persistence_threshold=500)
 OLD = Fsdp(version="1")
-STEPS, STOP, BATCH, TOKENS = 6, 5, 8, 64  # metered before the first checkpoint, whose tensors are no step's
+STEPS, STOP, BATCH, TOKENS = 4, 3, 8, 64  # metered before the first checkpoint, whose tensors are no step's
 
 Fields = dict[str, object]
 
@@ -67,7 +67,7 @@ def both(
             continue
         goes_on = tuple((given | {"resume": True}).items())
         jobs[f"{name}-again"] = Job(each, steps=STEPS, out=again, options=goes_on, copy=(first / saved, again / saved))
-    found = run(jobs | (more or {}), ranks, folder, driver=driver)
+    found = run(jobs | (more or {}), ranks, folder, driver=driver, timeout=900)
     resumed = {name: found[f"{name}-again"] for name in plans if name not in once}
     resumed |= {name: found[name] for name in more or {}}
     return Runs(plans, {name: found[name] for name in plans}, resumed)

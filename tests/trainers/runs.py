@@ -27,6 +27,11 @@ def some(cases: dict[str, T], one_in: int = 3) -> dict[str, T]:
     return cases if os.environ.get("ALL_RUNS") else dict(list(cases.items())[::one_in])
 
 
+def rare(cases: dict[str, T]) -> dict[str, T]:
+    """Cases that only ``make test-all`` runs."""
+    return cases if os.environ.get("ALL_RUNS") else {}
+
+
 def plan(model: str = "gpt2-tiny", *, ranks: int = 1, batch: int = 8, **fields: Any) -> Plan:
     """A plan on the CPU whose step takes ``batch`` samples over all ranks and micro batches."""
     tokens = 32 if MODELS[model].context else 0

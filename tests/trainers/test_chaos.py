@@ -77,11 +77,17 @@ def saving(run: Path) -> bool:
 
 
 def wait_for(process: subprocess.Popen[str], run: Path, drawn: random.Random, seconds: float) -> None:
-    """Until a moment somewhere in the run, or one in which a checkpoint is being written."""
-    begun = time.monotonic()
-    while_saving, after = drawn.random() < 0.4, drawn.uniform(0.0, seconds)
-    while process.poll() is None and time.monotonic() - begun < (2 * seconds if while_saving else after):
-        if while_saving and time.monotonic() - begun > after / 2 and saving(run):
+    """Until a moment somewhere in the run, one after its first checkpoint, or one in which a checkpoint is being written:
+    starting takes longer than all steps, so that few moments of the whole are among these."""
+    what, part, begun = drawn.choice(("any", "after one", "saving")), drawn.random(), time.monotonic()
+    reached: float | None = begun if what == "any" else None
+    while process.poll() is None:
+        now = time.monotonic()
+        if reached is None and newest_checkpoint(run) is not None:
+            reached = now
+        if what == "saving" and reached is not None and saving(run):
+            return
+        if what != "saving" and reached is not None and now - reached > part * seconds * (1 if what == "any" else 0.3):
             return
         time.sleep(0.002)
 
