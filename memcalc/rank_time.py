@@ -105,7 +105,8 @@ def _structure(key: _Key) -> Structure:
         state_bytes=_state_bytes(plan.model, plan.optimizer, _updated_dtype(plan)),
         trainable=max(each.trainable for each in stages),
         tensors=fullest.tensors,
-        one_by_one={"zero-1": "broadcast-seconds", "deepspeed-1": "hook-seconds"}.get(plan.strategy, "") * (plan.ranks > 1),
+        one_by_one={"zero-1": "broadcast-seconds", "deepspeed-1": "hook-seconds"}.get(plan.strategy, "")
+        * (plan.ranks > 1),
         model_flops=model_flops(plan),
     )
 

@@ -201,7 +201,12 @@ def step_times(
 
 
 def times_of(
-    plan: Plan, known: Structure, micro_batches: Sequence[int], accumulations: Sequence[int], hardware: Hardware, v: Values
+    plan: Plan,
+    known: Structure,
+    micro_batches: Sequence[int],
+    accumulations: Sequence[int],
+    hardware: Hardware,
+    v: Values,
 ) -> StepTimes:
     """``step_times`` of a structure that is at hand."""
     b, a = np.asarray(micro_batches, dtype=float), np.asarray(accumulations, dtype=float)

@@ -56,7 +56,12 @@ class Point:
         plan, place, row = self.run.plan, self.run.place, self.run.row
         assert plan is not None and place is not None and row.cost is not None
         time = times_of(
-            plan, self.known, [plan.micro_batch], [plan.accumulation], hardware_for(plan, place, coefficients), coefficients
+            plan,
+            self.known,
+            [plan.micro_batch],
+            [plan.accumulation],
+            hardware_for(plan, place, coefficients),
+            coefficients,
         )
         samples, kind = plan.global_batch, row.kind
         assert kind is not None
