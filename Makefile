@@ -26,7 +26,7 @@ help: ## what can be made
 $(INSTALLED): setup.cfg setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet torch==2.13.0 || $(PY) -m pip install --quiet 'torch>=2.6'
-	$(PY) -m pip install --quiet -e '.[train,hf,dev]'
+	$(PY) -m pip install --quiet -e '.[train,hf,plot,dev]'
 	@touch $@
 
 # DeepSpeed builds with this environment's torch, and compiles its communication on a CPU when it is first used: 20 to 40 s,
@@ -63,6 +63,9 @@ docs: $(INSTALLED) ## run the commands shown in the docs again, then build docs/
 	$(PY) docs/published.py
 	$(PY) docs/render.py
 
+pictures: $(INSTALLED) ## draw the pictures of the docs; RECORD=1 trains the run that they show anew
+	$(PY) docs/screenshots.py $(if $(RECORD),--record)
+
 bench: $(INSTALLED) ## how fast: a cold start, a recommendation, the training loop
 	for script in cold_start recommend train_loop; do $(PY) tests/benchmarks/$$script.py || exit; done
 
@@ -86,4 +89,4 @@ clean: ## remove everything that make made
 	rm -rf $(VENV) build dist *.egg-info docs/_build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-all lint format docs bench mutation chaos validate gpu-check check clean
+.PHONY: help demo test test-all lint format docs pictures bench mutation chaos validate gpu-check check clean

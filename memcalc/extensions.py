@@ -14,8 +14,8 @@ from pathlib import Path
 
 __all__ = ["DEEPSPEED_OPS", "blocking", "cache", "cure", "stale"]
 
-DEEPSPEED_OPS = ("async_io", "cpu_adam", "deepspeed_ccl_comm", "deepspeed_shm_comm", "fused_adam")
-"""Names that DeepSpeed builds what memcalc's runs take under (op_builder/)."""
+DEEPSPEED_OPS = ("deepspeed_shm_comm",)
+"""What DeepSpeed builds for memcalc's runs on a CPU (op_builder/cpu/comm.py); their optimizers are torch's."""
 _LONGEST_BUILD = 1800.0
 """Seconds after which a lock counts as left behind where nothing says who holds it."""
 

@@ -242,7 +242,7 @@ def require_engine(plan: Plan) -> None:
         raise RunError(
             f"{plan.strategy} on the CPU needs a C++ compiler, and {compiler} is none; install g++ or set CXX"
         )
-    if left := extensions.blocking():
+    if plan.device == "cpu" and (left := extensions.blocking()):
         raise RunError(
             f"a build of DeepSpeed's was killed and left a lock on which {plan.strategy} would wait for ever: "
             f"{extensions.cure(left)}"

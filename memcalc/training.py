@@ -58,8 +58,6 @@ class Training:
     What is not among them is torch's default."""
     scaling: str = ""
     """How a 16-bit loss is scaled, as the block ``fp16`` of DeepSpeed's files says it, in JSON."""
-    swap: Path | None = None
-    """A folder on a disk, to which DeepSpeed offloads what a plan offloads to NVMe."""
     accelerate: bool = False
     """The strategy is put around the model by accelerate."""
     resume: bool = False
@@ -90,8 +88,6 @@ class Training:
             raise FileError(f"data {self.data} does not exist; give a text file, a folder, or leave --data out")
         if self.data is not None and not (self.data.is_file() or self.data.is_dir()):
             raise FileError(f"data {self.data} is a device, a pipe or a socket; give a text file or a folder")
-        if self.swap is not None and not self.swap.is_dir():
-            raise FileError(f"swap {self.swap} is no folder; give one on the disk that NVMe offload shall use")
         if self.tokenizer is not None and not self.tokenizer.is_file():
             raise FileError(
                 f"tokenizer {self.tokenizer} does not exist; give a tokenizers JSON, or leave --tokenizer out"
@@ -107,7 +103,7 @@ class Training:
             "steps", "seed", "learning_rate", "clip", "eval_every", "checkpoint_every", "measure_steps", "keep_checkpoints",
         )  # fmt: skip
         words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
-        for name in ("data", "tokenizer", "swap"):
+        for name in ("data", "tokenizer"):
             if getattr(self, name) is not None:
                 words += [f"--{name}", str(getattr(self, name))]
         for name in ("schedule", "coefficients", "scaling"):
@@ -131,7 +127,7 @@ class Training:
         found = read_json(path, str(path))
         if not isinstance(found, dict) or found.pop("memcalc_training", None) != TRAINING_VERSION:
             raise FileError(f"{path} does not say how a run is trained; launch writes it")
-        paths = {name: Path(found[name]) for name in ("data", "tokenizer", "swap") if isinstance(found.get(name), str)}
+        paths = {name: Path(found[name]) for name in ("data", "tokenizer") if isinstance(found.get(name), str)}
         return found | paths
 
     def rate_at(self, step: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from memcalc.bench.throughput.grammar import Arrangement, parse
 from memcalc.bench.throughput.plans import run_of
 from memcalc.bench.throughput.rows import COLUMNS, Timing, half_of, read_timings, select
+from memcalc.coefficients import published
 from memcalc.errors import FileError, InputError
 from memcalc.plan import Plan
 from tests.published_speeds import LLAMA, known, plan_of, run_with, timing
@@ -183,7 +185,11 @@ def test_words_for_links(words: str, inside: float | None, between: float | None
     assert plain.hardware is not None
     share = plain.hardware.inside / 300e9  # A100's NVLink in one direction
     assert found.hardware.inside == pytest.approx(share * (inside or 300e9))
-    assert found.hardware.link == (plain.hardware.link if between is None else pytest.approx(share * between))
+    if between is None:
+        assert found.hardware.link == plain.hardware.link
+    else:
+        reached = published()["staged-network-efficiency" if re.search("Omni-Path|Ethernet", words) else "node-efficiency"]
+        assert found.hardware.link == pytest.approx(reached * between)
     stated = any("network between nodes is not stated" in sentence for sentence in found.assumptions)
     assert stated is (between is None)
 
@@ -255,3 +261,31 @@ def test_every_row_of_the_table_names_a_public_source() -> None:
         assert row.tier in ("A", "B", "C")
         assert len(row.source) > 10
         assert len(row["notes"]) < 80  # numbers and words that are read, no prose
+
+
+_PICTURES = dict.fromkeys(
+    ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "grad_accum", "global_batch"), ""
+)
+
+
+@pytest.mark.parametrize(
+    ("cells", "family"),
+    [
+        ({"model": "resnet50", "n_params": "25557032", "optimizer": "SGD momentum", **_PICTURES}, "resnet"),
+        ({"model": "BERT-large", "layers": "24", "hidden": "1024", "heads": "16", "kv_heads": "16", "ffn": "4096",
+          "vocab": "30522", "n_params": "336000000", "precision": "fp16 mixed", "optimizer": "LAMB"}, "bert"),
+        ({"model": "Falcon-7B", "hidden": "4544", "heads": "71", "kv_heads": "1", "ffn": "18176", "vocab": "65024",
+          "n_params": "7217189760"}, "decoder"),
+        ({"model": "GPT-2 XL", "layers": "48", "hidden": "1600", "heads": "25", "kv_heads": "25", "ffn": "6400",
+          "vocab": "50257", "n_params": "1557611200"}, "gpt2"),
+        ({"model": "T5-large", "layers": "24", "hidden": "1024", "heads": "16", "kv_heads": "16", "ffn": "4096",
+          "vocab": "32128", "n_params": "737668096"}, "t5"),
+        ({"source": "NVIDIA/Megatron-LM README", "strategy": "zero1+dp8"}, "megatron"),
+    ],
+)  # fmt: skip
+def test_names_say_what_blocks_are_made_of(cells: dict[str, str], family: str) -> None:
+    plan = plan_of(**cells)
+    stated = float(cells.get("n_params", LLAMA["n_params"]))
+    assert plan.model.family == family
+    assert sum(weight.numel for weight in plan.weights) == pytest.approx(stated, rel=0.06)
+    assert (plan.tokens > 0) == (family != "resnet")

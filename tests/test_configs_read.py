@@ -112,12 +112,11 @@ def test_coefficients_are_those_of_the_optimizer_that_runs(tmp_path: Path) -> No
     assert any("coefficients of another optimizer are left out" in note for note in found.notes)
 
 
-def test_a_place_on_nvme_is_the_runs_folder_for_swapping(tmp_path: Path) -> None:
+def test_nvme_takes_a_place_on_a_disk(tmp_path: Path) -> None:
     zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/disk", "buffer_count": 5}}
     text = json.dumps({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero})
-    found = settled(tmp_path, text, ranks=2)
-    assert (found.training["swap"], found.fields["offload.optimizer_buffers"]) == ("/disk", 5)
-    assert "swap" not in settled(tmp_path, text, scale=2, gpus=False).training
+    fields = settled(tmp_path, text, ranks=2).fields
+    assert (fields["offload.optimizer"], fields["offload.optimizer_buffers"]) == ("nvme", 5)
     del zero["offload_optimizer"]["nvme_path"]  # type: ignore[attr-defined]
     with pytest.raises(FileError, match="to nvme needs nvme_path, a folder on the disk"):
         settled(tmp_path, json.dumps({"train_batch_size": 8, "zero_optimization": zero}), ranks=2)

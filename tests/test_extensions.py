@@ -50,7 +50,7 @@ def test_without_proc_only_an_old_lock_counts(lock: Path, tmp_path: Path) -> Non
 
 
 def test_another_pythons_lock_blocks_nothing_here(lock: Path) -> None:
-    other = lock.parents[2] / "py27_cpu" / "cpu_adam" / "lock"
+    other = lock.parents[2] / "py27_cpu" / "deepspeed_shm_comm" / "lock"
     mine = lock.parents[1] / "somebodys_own" / "lock"
     for path in (other, mine):
         path.parent.mkdir(parents=True)
@@ -60,7 +60,7 @@ def test_another_pythons_lock_blocks_nothing_here(lock: Path) -> None:
 
 
 def test_a_folder_of_ones_own(tmp_path: Path) -> None:
-    path = tmp_path / "cpu_adam" / "lock"
+    path = tmp_path / "deepspeed_shm_comm" / "lock"
     path.parent.mkdir()
     path.touch()
     assert extensions.blocking({"TORCH_EXTENSIONS_DIR": str(tmp_path)}) == [path]
@@ -71,7 +71,8 @@ def test_a_launch_says_so_in_place_of_hanging(lock: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("CXX", sys.executable)
     with pytest.raises(RunError, match=f"left a lock on which deepspeed-2 would wait for ever: rm {lock} "):
         require_engine(ZERO)
-    require_engine(replace(ZERO, strategy="ddp", precision="fp32"))  # takes none of DeepSpeed's
+    for other in (replace(ZERO, strategy="ddp", precision="fp32"), replace(ZERO, device="cuda")):
+        require_engine(other)  # which build nothing of the kind
     lock.unlink()
     require_engine(ZERO)
 

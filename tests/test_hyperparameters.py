@@ -10,7 +10,7 @@ import pytest
 
 from memcalc.configs import read, settle
 from memcalc.configs.write import write
-from memcalc.errors import FileError, InputError, PlanError
+from memcalc.errors import InputError, PlanError
 from memcalc.hyperparameters import check_coefficients, check_scaling, read_coefficients, read_scaling
 from memcalc.launch import check_plan
 from memcalc.models import MODELS
@@ -95,15 +95,13 @@ def test_a_launch_is_refused_before_anything_starts(tmp_path: Path) -> None:
         )
     with pytest.raises(PlanError, match="fp32 scales no losses"):
         check_plan(PLAN, out=tmp_path / "a", training=Training(scaling='{"loss_scale": 8}'))
-    with pytest.raises(FileError, match="is no folder; give one on the disk"):
-        Training(swap=tmp_path / "nowhere")
 
 
 def test_arguments_carry_them_to_the_ranks(tmp_path: Path) -> None:
-    training = Training(coefficients='{"eps": 1e-6}', scaling='{"loss_scale": 8}', swap=tmp_path)
+    training = Training(coefficients='{"eps": 1e-6}', scaling='{"loss_scale": 8}')
     words = training.arguments()
-    assert [words[words.index(name) + 1] for name in ("--coefficients", "--scaling", "--swap")] == [
-        '{"eps": 1e-6}', '{"loss_scale": 8}', str(tmp_path),
+    assert [words[words.index(name) + 1] for name in ("--coefficients", "--scaling")] == [
+        '{"eps": 1e-6}', '{"loss_scale": 8}',
     ]  # fmt: skip
     training.save(tmp_path / "training.json")
     assert Training.saved(tmp_path / "training.json") == training.as_saved()
@@ -112,15 +110,12 @@ def test_arguments_carry_them_to_the_ranks(tmp_path: Path) -> None:
 def test_what_a_run_takes_is_written_and_read_back(tmp_path: Path) -> None:
     offload = Offload(optimizer="nvme", parameters="nvme")
     plan = replace(ZERO, strategy="deepspeed-3", offload=offload)
-    training = Training(
-        coefficients='{"betas": [0.8, 0.95], "weight_decay": 0.1}', scaling='{"hysteresis": 4}', swap=tmp_path
-    )
+    training = Training(coefficients='{"betas": [0.8, 0.95], "weight_decay": 0.1}', scaling='{"hysteresis": 4}')
     path = tmp_path / "ds.json"
     path.write_text(write(plan, "deepspeed", training).text)
     found = settle(read(path), {"ranks": 2}, plan.model).training
     assert read_coefficients(found["coefficients"]) == read_coefficients(training.coefficients)
     assert read_scaling(found["scaling"]) == {"hysteresis": 4}
-    assert found["swap"] == str(tmp_path)
 
 
 def test_a_written_file_decays_as_the_run_does() -> None:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a module imports from its own row or from rows above it, never from a row below.
 LAYERS = [
-    ["errors", "units", "files", "records", "extensions"],
+    ["errors", "units", "files", "records", "extensions", "collector"],
     ["catalog", "palette", "plain_pickle", "rates", "hyperparameters", "snapshot_fields"],
     ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
@@ -84,6 +84,7 @@ LAYERS = [
         "doctor_system",
         "meters",
         "bench",
+        "calibrate",
         "compare",
         "supervise",
         "training",

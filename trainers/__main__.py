@@ -40,7 +40,6 @@ __all__ = ["main", "read_plan"]
 @click.option("--schedule", default="", help="The learning rate by step, as a DeepSpeed file says it, in JSON.")
 @click.option("--coefficients", default="", help="Numbers of the optimizer, as a DeepSpeed file says them, in JSON.")
 @click.option("--scaling", default="", help="How losses are scaled, as a DeepSpeed file says it, in JSON.")
-@click.option("--swap", type=click.Path(path_type=Path), help="A folder for what is offloaded to NVMe.")
 @click.option("--module", help="The code of a module that the plan runs, named once more.")
 @click.option("--sample", help="The code that makes its batches, named once more.")
 @click.option("--accelerate", is_flag=True, help="Let accelerate put the strategy around the model.")

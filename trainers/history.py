@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 
 import numpy as np
 
@@ -56,14 +55,12 @@ class History:
     """Allocations and their frees in order of time, as arrays with one row per event.
 
     Frees of what was allocated before the first event are dropped. Where an instrument misses frees, ``kept`` has
-    to hold the addresses of what is known to be alive at the end; the missing ones are then inferred. ``gone`` has
-    addresses and bytes of what was made before the first step and is known to be no more.
+    to hold the addresses of what is known to be alive at the end; the missing ones are then inferred.
     """
 
     def __init__(
-        self, events: Sequence[Event], boundaries: Sequence[Boundary], kept: Collection[int] | None = None,
-        gone: Mapping[int, int] = MappingProxyType({}),
-    ) -> None:  # fmt: skip
+        self, events: Sequence[Event], boundaries: Sequence[Boundary], kept: Collection[int] | None = None
+    ) -> None:
         self.boundaries = sorted(boundaries, key=lambda boundary: boundary.time)
         born: list[Event] = []
         died: list[int] = []
@@ -84,10 +81,6 @@ class History:
         self.size = np.array([event.bytes for event in born], dtype=np.int64)
         self.born = np.array([event.time for event in born], dtype=np.int64)
         self.died = np.array(died, dtype=np.int64)
-        begin = min((boundary.time for boundary in self.boundaries if boundary.step >= 0), default=0)
-        for address, ident in open_.items():
-            if born[ident].time < begin and gone.get(address) == born[ident].bytes:
-                self.died[ident] = begin - 1
         if kept is not None:
             self._infer_unseen({*unseen, *(ident for address, ident in open_.items() if address not in kept)})
         self._order()

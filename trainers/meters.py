@@ -161,7 +161,7 @@ class CpuMeter:
         events: list[Event] = []
         boundaries: list[Boundary] = []
         _walk(self.profile.profiler.kineto_results.experimental_event_tree(), (), events, boundaries)
-        history = History(events, boundaries, kept=self.sizes.lasting(), gone=prepared.gone())
+        history = History(events, boundaries, kept=self.sizes.lasting())
         windows = history.windows()
         steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
         peaks: dict[tuple[int, str], int] = {}

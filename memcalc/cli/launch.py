@@ -79,7 +79,6 @@ of them share.
 @click.option(
     "--scaling", default="", metavar="JSON", help="How float16 losses are scaled, as a DeepSpeed file's fp16 says it."
 )
-@click.option("--swap", type=File(), metavar="DIR", help="A folder on a disk for what is offloaded to NVMe.")
 @click.option(
     "--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them."
 )
@@ -189,7 +188,7 @@ def command(
 
 _TRAINING = (
     "data", "tokenizer", "steps", "resume", "seed", "learning_rate", "clip", "eval_every", "save_every", "measure_steps",
-    "keep_checkpoints", "schedule", "coefficients", "scaling", "swap", "accelerate",
+    "keep_checkpoints", "schedule", "coefficients", "scaling", "accelerate",
 )  # fmt: skip
 """Options that say how to train, by their parameters' names."""
 _FIELDS = {"save_every": "checkpoint_every"}
@@ -203,7 +202,7 @@ def _plan(
     if config is not None:
         model = None if plan is None else ModelName("model", MODELS).read(str(plan), "MODEL")
         what, found = configured(config, {**words, "model": model}, scale)
-        return what, {name: Path(value) if name in ("out", "swap") else value for name, value in found.items()}
+        return what, {name: Path(value) if name == "out" else value for name, value in found.items()}
     refuse_without_config(scale)
     if plan is None:
         raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")

@@ -104,5 +104,5 @@ def _deepspeed(plan: Plan, training: Training) -> dict[str, Any]:
     }
     for part, place in (("optimizer", plan.offload.optimizer), ("param", plan.offload.parameters)):
         if place == "nvme":
-            block[f"offload_{part}_nvme_path"] = str(training.swap or "/local_nvme")
+            block[f"offload_{part}_nvme_path"] = "/local_nvme"
     return block | ({"zero3_init_flag": plan.startup.build == "shards"} if plan.strategy_row.zero_stage == 3 else {})

@@ -80,6 +80,7 @@ def read(tree: Any, name: str) -> LaunchFile:
     fields["update.clip"] = clip > 0
     rate = found.get("optimizer.params.lr")
     trains = _schedule(found, name) | ({"learning_rate": float(rate)} if rate not in (None, AUTO) else {})
+    trains |= _coefficients(found, name) | _scaling(found, precision, name)
     keys = {
         "train": "train_batch_size",
         "micro": "train_micro_batch_size_per_gpu",
@@ -90,7 +91,7 @@ def read(tree: Any, name: str) -> LaunchFile:
         name=name, format="deepspeed", fields=fields, notes=tuple(found.notes),
         batch=Batch(**{part: None if value == AUTO else value for part, value in said.items()}),
         batch_autos=tuple(keys[part] for part, value in said.items() if value == AUTO),
-        training={"clip": float(clip)} | trains | _coefficients(found, name) | _scaling(found, precision, name) | _swap(found),
+        training={"clip": float(clip)} | trains,
     )  # fmt: skip
 
 
@@ -151,15 +152,6 @@ def _json(said: dict[str, Any], judge: Callable[[str], object], name: str) -> st
     except InputError as error:
         raise FileError(f"{name}: {error}") from None
     return text
-
-
-def _swap(found: Checked) -> dict[str, str]:
-    """The folder on NVMe. DeepSpeed makes folders of its own for parameters and for states in it."""
-    paths = [found.get(f"{ZERO}.offload_{part}.nvme_path") for part in ("optimizer", "param")
-             if found.get(f"{ZERO}.offload_{part}.device") == "nvme"]  # fmt: skip
-    if len(set(paths)) > 1:
-        found.notes.append(f"{paths[0]} and {paths[1]}: memcalc's own runs use one folder for both, the first")
-    return {"swap": paths[0]} if paths else {}
 
 
 def _precision(found: Checked, name: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from memcalc.configs.deepspeed_json import ADAMS, DTYPES, KNOBS, OTHERS, PLACES, ZERO
@@ -38,7 +37,7 @@ def render(plan: Plan, training: Training | None = None) -> str:
         "gradient_clipping": (training.clip or 1.0) if plan.update.clip else 0.0,
         "fp16": {"enabled": True} | scaling if plan.precision == "fp16-master" else {"enabled": False},
         "bf16": {"enabled": plan.precision == "bf16-master"},
-        ZERO: _zero(plan, stage, training.swap),
+        ZERO: _zero(plan, stage),
         "optimizer": _written(plan, training),
     }
     if training.schedule:
@@ -49,7 +48,7 @@ def render(plan: Plan, training: Training | None = None) -> str:
     return json.dumps(tree, indent=2) + "\n"
 
 
-def _zero(plan: Plan, stage: int, swap: Path | None) -> dict[str, Any]:
+def _zero(plan: Plan, stage: int) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     usual = DeepSpeed()
     for key, field in KNOBS.items():
@@ -61,7 +60,7 @@ def _zero(plan: Plan, stage: int, swap: Path | None) -> dict[str, Any]:
             continue
         block: dict[str, Any] = {"device": place, "pin_memory": plan.offload.pin_memory}
         if place == "nvme":
-            block["nvme_path"] = str(swap or "/local_nvme")
+            block["nvme_path"] = "/local_nvme"
         for key, field in PLACES.items():
             if f"offload_{part}." in key and getattr(plan.offload, field) != getattr(Offload(), field):
                 block[key.rpartition(".")[2]] = getattr(plan.offload, field)

@@ -89,8 +89,6 @@ def _training(file: LaunchFile, fields: Mapping[str, Any], notes: list[str]) -> 
         )
     if "coefficients" in found and fields.get("optimizer") != file.fields.get("optimizer"):
         notes.append(f"{file.name}: coefficients of another optimizer are left out: {found.pop('coefficients')}")
-    if "nvme" not in (fields.get("offload.optimizer"), fields.get("offload.parameters")):
-        found.pop("swap", None)
     return found
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock, Semaphore
 from typing import Any
@@ -20,6 +22,7 @@ from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate
 from memcalc.hardware import GPUS
 from memcalc.launch import environment
+from memcalc.ledger import skeletons
 from memcalc.models import FAMILIES, MODELS
 from memcalc.offload import PLACES
 from memcalc.optimizers import OPTIMIZERS
@@ -28,8 +31,8 @@ from memcalc.pictures.step import step
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
-from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
-from memcalc.ui.words import OwnConfig, asked, plan_of, query_of
+from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton, Timeline
+from memcalc.ui.words import Asked, OwnConfig, asked, plan_of, query_of
 from memcalc.units import format_both, format_bytes, format_count
 
 __all__ = ["Running", "catalog", "estimate_json", "picture"]
@@ -46,23 +49,30 @@ _one_at_a_time = Lock()
 
 def estimate_json(query: str, config: OwnConfig | None = None) -> str:
     """What ``memcalc estimate … --format json`` prints, to the byte."""
-    return json.dumps(_estimated(query, config).to_dict(), indent=2) + "\n"
+    return json.dumps(_estimated(asked(query, config=config)).to_dict(), indent=2) + "\n"
 
 
-def _estimated(query: str, config: OwnConfig | None) -> Estimate:
-    plan = plan_of(asked(query, config=config))
+def _estimated(words: Asked) -> Estimate:
+    plan = plan_of(words)
     with _one_at_a_time:
-        return estimate(plan)
+        return estimate(plan, played=_played(replace(plan, micro_batch=min(plan.micro_batch, 1))))
+
+
+@lru_cache(maxsize=2)
+def _played(plan: Plan) -> dict[int, Skeleton]:
+    """The ledger of a plan but for its micro batch, so that a slider that moves it plays nothing again."""
+    return skeletons(plan)
 
 
 def picture(query: str, config: OwnConfig | None = None) -> str:
     """The estimate, and all that the page draws of it."""
-    found = _estimated(query, config)
+    words = asked(query, config=config)
+    found = _estimated(words)
     plan, model = found.plan, found.plan.model
     figure = step(found, COLUMNS)
     return json.dumps({
         "estimate": found.to_dict(),
-        "command": asked(query, config=config).command("estimate"),
+        "command": words.command("estimate"),
         "model": {
             "name": model.name,
             "parameters": format_count(sum(weight.numel for weight in plan.weights)),
@@ -137,6 +147,7 @@ def catalog() -> str:
         "optimizers": [{"name": name, "summary": ""} for name in OPTIMIZERS],
         "places": [{"name": name, "summary": ""} for name in PLACES],
         "order": ORDER,
+        "aliases": {row.kind: row.aliases for row in (MODELS, GPUS, STRATEGIES, PRECISIONS, OPTIMIZERS)},
     })  # fmt: skip
 
 

@@ -77,7 +77,9 @@ class Server(ThreadingHTTPServer):
             super().__init__((HOST, port), Handler)
         except OSError as error:
             cause = (error.strerror or "it cannot be had").lower()
-            raise InputError(f"port {port} of {HOST}: {cause}; take another, or leave --port out for a free one") from None
+            raise InputError(
+                f"port {port} of {HOST}: {cause}; take another, or leave --port out for a free one"
+            ) from None
 
     @property
     def address(self) -> str:
@@ -154,10 +156,10 @@ class Handler(BaseHTTPRequestHandler):
         origin = self.headers.get("Origin")
         if origin is not None and origin not in {f"http://{host}" for host in own}:
             return "requests of other sites are not answered"
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
-            # A link on another site may lead to the page itself, which shows nothing that is not in the link.
-            if self.headers.get("Sec-Fetch-Mode") != "navigate" or self.path.partition("?")[0] != "/":
-                return "requests of other sites are not answered"
+        # A link on another site may lead to the page itself, which shows nothing that is not in the link.
+        link = self.headers.get("Sec-Fetch-Mode") == "navigate" and self.path.partition("?")[0] == "/"
+        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin") and not link:
+            return "requests of other sites are not answered"
         return ""
 
     def _refuse(self, status: HTTPStatus, line: str) -> None:

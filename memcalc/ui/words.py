@@ -174,5 +174,3 @@ def _text(name: str, value: Any) -> str:
     if name == "checkpoint_every":
         return ("none", "full")[value] if value < 2 else f"every-{value}"
     return str(value)
-
-

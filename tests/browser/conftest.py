@@ -21,7 +21,7 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # what asks for more is seen, and finds nothing
 )  # fmt: skip
 WIDTH, HEIGHT = 1000, 800
-PATIENCE_MS = 10_000
+PATIENCE_MS = 30_000
 
 
 def lacking(what: str) -> NoReturn:

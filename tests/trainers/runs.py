@@ -63,7 +63,9 @@ class Job:
     """A folder that is copied to another place before."""
 
 
-def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = _SECONDS) -> dict[str, Result]:
+def run(
+    jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = _SECONDS, driver: str = "driver.py"
+) -> dict[str, Result]:
     """Run all jobs in one process group of ``ranks`` and read what they left; fails with the output when they fail."""
     described = []
     for name, job in jobs.items():
@@ -77,9 +79,9 @@ def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = _SECOND
         })  # fmt: skip
     path = folder / f"jobs-{ranks}.json"
     path.write_text(json.dumps(described))
-    driver = str(Path(__file__).with_name("driver.py"))
+    program = str(Path(__file__).with_name(driver))
     done = subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", str(ranks), driver, str(path)],
+        [*TORCHRUN, "--nproc-per-node", str(ranks), program, str(path)],
         env=environment(), capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[:6000]  # the rank's traceback comes before torchrun's

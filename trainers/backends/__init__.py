@@ -73,8 +73,6 @@ class Prepared:
     holds: Callable[[], dict[str, list[Tensor]]] = dict
     """By category (parameters, gradients, optimizer) the tensors that a meter shall count in the place of the model's
     parameters, their gradients, and the tensors in ``states``; a category that is not among them is those."""
-    gone: Callable[[], dict[int, int]] = dict
-    """Address and bytes of storages made before the first step that are no more, where an instrument may have missed it."""
 
 
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, *, settings: Training | None = None) -> Prepared:

@@ -49,7 +49,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings:
             bucket_cap_mb=plan.bucket_mb, gradient_as_bucket_view=plan.bucket_views, static_graph=plan.static_graph
         )
     ]
-    plugin = fsdp_plugin(plan, blocks) if gathers and not cpu else None
+    plugin = fsdp_plugin(plan, blocks) if gathers else None
     accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=handlers, fsdp_plugin=plugin)
     if flat:  # its parameters are new ones, of which the optimizer is made afterwards
         wrapped = accelerator.prepare(model)
@@ -102,13 +102,12 @@ def _deepspeed(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settin
     """DeepSpeed's engine as accelerate initialises it; on the CPU only with ``cpu=False``, which switches it off."""
     import accelerate
 
-    from trainers.backends.deepspeed import Originals, configuration, load, optimizer_of, wrapped
+    from trainers.backends.deepspeed import configuration, load, optimizer_of, wrapped
     from trainers.backends.deepspeed_build import watched
 
     with watched():
         deepspeed = load(mesh.device_type)
         materialise(model, plan, device_of(mesh), seed)
-        originals = Originals(model)
         if mesh.device_type == "cpu" and not deepspeed.comm.is_initialized():
             deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False, verbose=False)
         plugin = accelerate.DeepSpeedPlugin(hf_ds_config=configuration(plan, settings), zero3_init_flag=False)
@@ -117,7 +116,7 @@ def _deepspeed(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settin
         engine, _ = accelerator.prepare(model, optimizer_of(model, plan))
     is_engine = isinstance(engine, deepspeed.DeepSpeedEngine)
     _look(accelerator, engine, plan, is_engine and engine.zero_optimization_stage() == plan.strategy_row.zero_stage)
-    return wrapped(engine, plan, originals)
+    return wrapped(engine, plan)
 
 
 def _look(accelerator: Any, made: nn.Module, plan: Plan, right: bool) -> None:

@@ -14,7 +14,6 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from memcalc.errors import RunError
 from memcalc.hyperparameters import read_scaling
@@ -26,7 +25,7 @@ from trainers.backends.deepspeed_build import watched
 from trainers.backends.deepspeed_state import Masters, Saved, held
 from trainers.models import materialise
 
-__all__ = ["Originals", "configuration", "load", "optimizer_of", "prepare", "wrapped"]
+__all__ = ["configuration", "load", "optimizer_of", "prepare", "wrapped"]
 
 _USUAL = Training()
 
@@ -55,7 +54,7 @@ def configuration(plan: Plan, settings: Training = _USUAL) -> dict[str, Any]:
     found: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.accumulation,
-        "zero_optimization": zero | _offload(plan, str(settings.swap or "")),
+        "zero_optimization": zero | _offload(plan),
         "zero_allow_untested_optimizer": True,  # any of torch's
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 0.0,  # said, because releases differ: 0 by default, and 1 in 0.19
@@ -70,22 +69,11 @@ def configuration(plan: Plan, settings: Training = _USUAL) -> dict[str, Any]:
     return found
 
 
-def _offload(plan: Plan, swap: str) -> dict[str, Any]:
-    offload, pinned, found = plan.offload, plan.offload.pin_memory and plan.device == "cuda", {}
-    if offload.optimizer != "none":
-        found["offload_optimizer"] = {"device": offload.optimizer, "pin_memory": pinned}
-        if offload.optimizer == "nvme":
-            found["offload_optimizer"] |= {"nvme_path": swap, "buffer_count": offload.optimizer_buffers}
-    if offload.parameters != "none":
-        found["offload_param"] = {"device": offload.parameters, "pin_memory": pinned}
-        if offload.parameters == "nvme":
-            found["offload_param"] |= {
-                "nvme_path": swap,
-                "buffer_count": offload.parameter_buffers,
-                "buffer_size": offload.parameter_buffer_size,
-                "max_in_cpu": offload.max_in_cpu,
-            }
-    return found
+def _offload(plan: Plan) -> dict[str, Any]:
+    """Places on the host; NVMe is not launched."""
+    offload, pinned = plan.offload, plan.offload.pin_memory and plan.device == "cuda"
+    places = {"offload_optimizer": offload.optimizer, "offload_param": offload.parameters}
+    return {key: {"device": place, "pin_memory": pinned} for key, place in places.items() if place != "none"}
 
 
 def load(kind: str) -> Any:
@@ -125,7 +113,6 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings:
     with watched():
         deepspeed = load(mesh.device_type)
         materialise(model, plan, device_of(mesh), seed)
-        originals = Originals(model)
         if mesh.device_type == "cpu" and not deepspeed.comm.is_initialized():
             deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False, verbose=False)
         engine, _, _, _ = deepspeed.initialize(
@@ -134,22 +121,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings:
             config=configuration(plan, settings),
             dist_init_required=False,
         )
-    return wrapped(engine, plan, originals)
-
-
-class Originals:
-    """The weights as they were before DeepSpeed flattened or divided them.
-
-    It sends them to all ranks first, and gloo's thread may be the last to let go of one, which torch.profiler does not see.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        storages = (parameter.untyped_storage() for parameter in model.parameters())
-        self.found = [(each.data_ptr(), each.nbytes(), StorageWeakRef(each)) for each in storages]
-
-    def gone(self) -> dict[int, int]:
-        """Address and bytes of those that are no more."""
-        return {address: size for address, size, storage in self.found if storage.expired()}
+    return wrapped(engine, plan)
 
 
 def optimizer_of(model: nn.Module, plan: Plan) -> Any:
@@ -160,7 +132,7 @@ def optimizer_of(model: nn.Module, plan: Plan) -> Any:
     return optimizer
 
 
-def wrapped(engine: Any, plan: Plan, originals: Originals) -> Prepared:
+def wrapped(engine: Any, plan: Plan) -> Prepared:
     """An engine as the loop takes it, whoever initialised it."""
 
     @contextlib.contextmanager
@@ -191,7 +163,6 @@ def wrapped(engine: Any, plan: Plan, originals: Originals) -> Prepared:
         backward=backward,
         clip=clip,
         holds=lambda: held(engine, plan),
-        gone=originals.gone,
     )
     if not plan.strategy_row.zero_stage and not plan.precision_row.master:
         return prepared

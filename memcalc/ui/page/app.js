@@ -14,17 +14,20 @@ async function ask(path, { pairs, config }) {
   return [response.ok, await response.json()];
 }
 
-/** A function that runs `work`; called while it runs, it runs once more afterwards. */
+/** A function that runs `work`; called while it runs, it runs once more. It promises the end of all that was asked. */
 function newest(work) {
-  let running = false, again = false;
-  return async () => {
-    if (running) { again = true; return; }
-    running = true;
+  let running = null, again = false;
+  const all = async () => {
     do {
       again = false;
       try { await work(); } catch (error) { gone(error); }
     } while (again);
-    running = false;
+    running = null;
+  };
+  return () => {
+    again = running !== null;
+    running ??= all();
+    return running;
   };
 }
 

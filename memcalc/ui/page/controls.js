@@ -8,7 +8,7 @@ const configFile = document.getElementById("config-file");
 const USUAL = "model=gpt2&batch-size=8&precision=amp-bf16&gpu=a100-80gb";
 const CONFIG = "@config", SIZE = "@size";
 
-let configName = "my-model";
+let configName = "my-model", aliases = {};
 /** The control that a person changed last: where an error is shown that names no other. */
 export let last = model;
 
@@ -17,6 +17,7 @@ const control = (option) => form.querySelector(`[data-option="${CSS.escape(optio
 
 /** Fill the lists from /api/catalog. */
 export function fill(catalog) {
+  aliases = Object.assign({}, ...Object.values(catalog.aliases));
   const groups = new Map();
   for (const row of catalog.models) {
     if (!groups.has(row.summary)) groups.set(row.summary, []);
@@ -86,8 +87,8 @@ export function write(query, fragment = "") {
     model.value = CONFIG;
   } else if (!said.has("model")) model.value = said.has("params") ? SIZE : model.value;
   const rest = [];
-  for (const [name, value] of said) {
-    const found = control(name);
+  for (const [name, given] of said) {
+    const found = control(name), value = found?.tagName === "SELECT" ? aliases[given.toLowerCase()] ?? given : given;
     if (found && (found.tagName !== "SELECT" || [...found.options].some((option) => option.value === value))) {
       found.value = value;
     } else rest.push(value === "" ? `--${name}` : `--${name} ${value}`);
