@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from memcalc.coefficients import own_calibration
 from memcalc.compute import Compute
+from memcalc.engines import ENGINES
 from memcalc.kernels import refusal
 from memcalc.ledger import peaks
 from memcalc.outside import communicators
@@ -20,6 +21,9 @@ __all__ = [
     "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "limits", "measured_here",
     "uncounted", "undivided",
 ]  # fmt: skip
+
+# schedule.step(return_outputs=False) of torch.distributed.pipelining (pytorch pull request 165822, October 2025).
+RETURN_OUTPUTS_SINCE = (2, 10)
 
 GUESSED = (
     "its code asks for the values of tensors ({} times), which a rehearsal has not: each was taken for 1, and what other "
@@ -64,6 +68,17 @@ def uncounted(plan: Plan) -> list[str]:
             f"{plan.tokens} tokens are more than the sliding_window of {model.window}: transformers gives attention a mask of "
             "tokens x tokens, of which each layer keeps a copy, and neither is counted; with --seq-len up to the window "
             "there is none"
+        )
+    if (
+        plan.layout.pipeline > 1
+        and plan.torch_version < RETURN_OUTPUTS_SINCE
+        and ENGINES[plan.strategy_row.engine].works
+    ):
+        whole = plan.accumulation * plan.micro_batch * plan.tokens * model.vocab
+        size = whole * (4 if plan.loss.float32_output else DTYPE_BYTES[plan.precision_row.compute])
+        said.append(
+            f"torch {plan.torch} keeps the last stage's outputs of all micro batches until the next step, {format_both(size)}, "
+            "and copies them into one tensor; neither is counted"
         )
     if model.wide_scores and plan.kernel == "eager" and plan.precision_row.compute != "float32":
         said.append(
