@@ -133,7 +133,7 @@ def compiler(environ: Mapping[str, str], which: Callable[[str], str | None] = sh
     yield Finding(what="ninja", status=OK if ninja else needs, found=ninja or "none", cure="" if ninja else cure)
 
 
-def libraries(names: tuple[str, ...] = ("deepspeed", "accelerate", "transformers", "safetensors")) -> Finding:
+def libraries(names: tuple[str, ...] = ("deepspeed", "accelerate", "transformers", "safetensors", "pyyaml")) -> Finding:
     """What is installed of the packages some plans take."""
     there = [f"{name} {found}" for name in names if (found := _installed(name))]
     lacking = [name for name in names if not _installed(name)]

@@ -122,7 +122,7 @@ def rows(model: Model, tokens: int, weight: Weight) -> float:
 def blocks(t: Tape, plan: Plan) -> list[Block]:
     tables = rotary_tables(t, plan.tokens, decoder.rotated(plan.model))
     names = [f"layers.{layer}" for layer in range(plan.model.layers)]
-    return [(name, partial(block, t, plan, tables, name)) for name in names]
+    return decoder.under_mask(t, plan, [(name, partial(block, t, plan, tables, name)) for name in names])
 
 
 def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:
