@@ -140,6 +140,11 @@ def doubts(plan: Plan, rehearsal: Rehearsed | None = None) -> list[str]:
     said += limits(plan)
     if plan.family.opaque and plan.optimizer_kind == "for-loop":
         said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
+    if plan.static_graph and plan.ranks > 1 and activations_known(plan):
+        said.append(
+            "static graph: DDP copies the model's output in the first step, before there are optimizer states; that copy is "
+            "not counted"
+        )
     if plan.family.assumption:
         said.append(plan.family.assumption)
     if plan.model.layer_bytes:

@@ -1,12 +1,26 @@
-"""The numbers of the time model that are neither counted nor read off a data sheet, each with its source."""
+"""The numbers of the time model that are neither counted nor read off a data sheet, each with its source.
+
+Those with bounds are fitted on published measurements by one command, ``memcalc calibrate --published FILE``, which writes
+``memcalc/calibrated.json``; the values here are what it starts from. The others stand as they are.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 from memcalc.catalog import Catalog
+from memcalc.errors import FileError
+from memcalc.files import read_json
 
-__all__ = ["COEFFICIENTS", "Coefficient"]
+__all__ = ["CALIBRATED", "COEFFICIENTS", "Coefficient", "Values", "read_values", "values"]
+
+Values = Mapping[str, float]
+"""Every coefficient's value by its name."""
+
+CALIBRATED = Path(__file__).with_name("calibrated.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -15,52 +29,129 @@ class Coefficient:
 
     name: str
     value: float
+    low: float = 0.0
+    """Bounds in which it is fitted; it is not where both are 0."""
+    high: float = 0.0
     meaning: str
     source: str
+
+    @property
+    def fitted(self) -> bool:
+        return self.low < self.high
 
 
 COEFFICIENTS: Catalog[Coefficient] = Catalog(
     "coefficient",
     [
-        Coefficient(
-            name="efficiency-ampere",
-            value=0.60,
-            meaning="share of the peak FLOP/s that a training step reaches on Ampere cards of data centres",
-            source="llm-foundry scripts/train/benchmarking, A100-80GB, 1B to 7B without checkpointing: median MFU of 15 rows",
+        # What a card reaches.
+        *(
+            Coefficient(
+                name=f"efficiency-{name}", value=value, low=low, high=high,
+                meaning=f"share of the peak FLOP/s that wide matrix products reach in training on {cards}",
+                source=source,
+            )
+            for name, value, low, high, cards, source in (
+                ("volta", 0.60, 0.3, 0.9, "Volta and Turing", "bounds: NVIDIA's deep learning performance guide shows 0.5 to 0.9 of peak in cuBLAS"),
+                ("ampere", 0.75, 0.5, 0.95, "Ampere cards of data centres", "llm-foundry scripts/train/benchmarking, A100-80GB: MFU up to 0.63 with all else counted"),
+                ("hopper", 0.60, 0.35, 0.85, "Hopper", "llm-foundry scripts/train/benchmarking, H100-80GB: HFU up to 0.56 with all else counted"),
+                ("blackwell", 0.55, 0.3, 0.85, "Blackwell", "SimuMax docs/b200: Megatron reaches 0.3 to 0.5 of the dense peak"),
+                ("other", 0.60, 0.3, 0.95, "other cards", "timm on one RTX 3090; on one card it divides out of every ranking"),
+                ("float32", 0.80, 0.4, 0.95, "any card in float32 proper", "NVIDIA's deep learning performance guide: products without tensor cores reach most of the peak"),
+            )
         ),
         Coefficient(
-            name="efficiency-hopper",
-            value=0.41,
-            meaning="the same on Hopper and newer",
-            source="llm-foundry scripts/train/benchmarking, H100-80GB, without checkpointing: median MFU of 32 rows",
+            name="narrow-products", value=2.0, low=0.5, high=6.0,
+            meaning="times a product's elements are moved to or from memory; what narrow products lose",
+            source="bounds: 1 is each once; tiles of 128 read factors anew for each tile, mostly from the L2 cache (NVIDIA's guide)",
         ),
         Coefficient(
-            name="efficiency-other",
-            value=0.40,
-            meaning="the same on cards for which no table was found; on one card it divides out of every ranking",
-            source="bigscience tr3m-1B3 on V100-32GB without checkpointing: 23 s a step is 0.41 of 125 TFLOP/s; else a guess",
+            name="attention-efficiency", value=0.6, low=0.3, high=1.0,
+            meaning="speed of fused attention against wide matrix products on the same card, up to Ampere and Ada",
+            source="bounds: Dao 2023 (FlashAttention-2), figures 4 to 6: 0.35 to 0.73 of the peak on A100",
         ),
         Coefficient(
-            name="overlap-ddp",
-            value=0.9,
+            name="attention-efficiency-later", value=0.5, low=0.2, high=1.0,
+            meaning="the same from Hopper on",
+            source="bounds: Shah et al. 2024 (FlashAttention-3), figure 5: its predecessor reaches 0.35 of H100's peak",
+        ),
+        Coefficient(
+            name="pointwise-passes", value=5.0, low=1.0, high=16.0,
+            meaning="elements read or written in forward for each that a matrix product puts out: norms, residuals, activations",
+            source="bounds: 4 in GPT-2's block (two norms, two sums, GELU, bias), 10 in an eager Llama's",
+        ),
+        Coefficient(
+            name="compiled-passes", value=0.4, low=0.2, high=1.0,
+            meaning="part of those passes, and of the operations started, that torch.compile leaves",
+            source="bounds: fusing two or more pointwise operations into one halves what they move at least",
+        ),
+        Coefficient(
+            name="kernel-seconds", value=3e-6, low=1e-6, high=1e-5,
+            meaning="time of the card that each operation costs beside its bytes and FLOPs: filling and draining it",
+            source="bounds: an empty kernel takes 2 to 5 us from start to end (NVIDIA, CUDA graphs' documentation)",
+        ),
+        Coefficient(
+            name="score-passes", value=16.0,
+            meaning="elements read or written in forward and backward for each score of attention that is written out",
+            source="counted in trainers/models: product, scale, mask, softmax, dropout, product, and their gradients",
+        ),
+        Coefficient(
+            name="logit-bytes", value=36.0,
+            meaning="bytes read or written for each logit: cast, log-softmax, gradient, and casting back",
+            source="counted in F.cross_entropy of float32 copies: 2 + 2 + 4, 4 + 4, 4 + 4, 4 + 2, and products read 2 + 4",
+        ),
+        # Hiding.
+        Coefficient(
+            name="overlap-ddp", value=0.9, low=0.5, high=0.98,
             meaning="share of DDP's traffic that can hide behind backward: all but the last buckets",
             source="assumed; Li et al. 2020 (PyTorch Distributed), figure 6, shows most of it hidden",
         ),
         Coefficient(
-            name="overlap-fsdp",
-            value=0.8,
+            name="overlap-fsdp", value=0.8, low=0.5, high=0.98,
             meaning="share of FSDP's traffic that can hide: the root unit is gathered before, and reduced after, everything",
             source="assumed; Zhao et al. 2023 (PyTorch FSDP), section 3.3",
         ),
+        # Links.
         Coefficient(
-            name="link-efficiency",
-            value=0.75,
+            name="link-efficiency", value=0.75, low=0.5, high=0.95,
             meaning="share of a link's bytes/s that NCCL's rings reach",
             source="NVIDIA/nccl#986, a maintainer: 12 of 16 GB/s on PCIe gen 3, 350 of 450 GB/s on H100's NVLink",
         ),
         Coefficient(
-            name="launch-seconds",
-            value=8e-6,
+            name="node-efficiency", value=0.7, low=0.2, high=0.95,
+            meaning="the same of the network between machines",
+            source="bounds: nccl-tests on InfiniBand reach up to 0.95 of the port; Ethernet and shared fabrics far less",
+        ),
+        Coefficient(
+            name="omni-path-efficiency", value=0.4, low=0.05, high=0.9,
+            meaning="the same of Omni-Path, which does not read the cards' memory by itself",
+            source="bounds: bigscience chronicles of tr11-176B: data parallel over four links of 100 Gb/s is far from their rate",
+        ),
+        Coefficient(
+            name="hop-seconds-inside", value=4e-6,
+            meaning="time from one rank to the next in a machine, of each step of a ring",
+            source="NCCL's tuning table (src/graph/tuning.cc): 3.4 us a step of the Simple protocol over NVLink",
+        ),
+        Coefficient(
+            name="hop-seconds", value=2e-5, low=5e-6, high=1e-4,
+            meaning="the same from one machine to the next",
+            source="bounds: 14 us a step of the Simple protocol over a network in NCCL's tuning table; many switches take more",
+        ),
+        *(
+            Coefficient(
+                name=f"node-link-{name}", value=value,
+                meaning=f"B/s a machine of {cards} sends to others, where nothing is said",
+                source=source,
+            )
+            for name, value, cards, source in (
+                ("volta", 50e9, "V100 with NVLink", "DGX-1 data sheet: four ports of 100 Gb/s"),
+                ("ampere", 200e9, "A100 with NVLink", "DGX A100 data sheet: eight ports of 200 Gb/s"),
+                ("hopper", 400e9, "H100 and newer with NVLink", "DGX H100 and B200 data sheets: eight ports of 400 Gb/s"),
+                ("other", 25e9, "other cards", "one port of InfiniBand HDR (200 Gb/s); assumed where nothing better is known"),
+            )
+        ),
+        # The host.
+        Coefficient(
+            name="launch-seconds", value=8e-6, low=4e-6, high=3e-5,
             meaning="host time to start one operation from Python, autograd included",
             source="measured: forward of a 10-operation GPT block with 8 features, torch 2.13, one 3 GHz core",
         ),
@@ -78,6 +169,16 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             )
         ),
         Coefficient(
+            name="hook-seconds", value=1e-4, low=1e-5, high=1e-3,
+            meaning="time of DeepSpeed's stages 1 and 2 for each gradient that is reduced, which is not hidden",
+            source="bounds: OpenTau#177 profiles ZeRO-2 as host-bound by a hook on each parameter",
+        ),
+        Coefficient(
+            name="fetch-seconds", value=3e-4, low=2e-5, high=2e-3,
+            meaning="time of DeepSpeed's stage 3 for each weight and micro batch, not hidden: fetching, releasing, reducing",
+            source="bounds: deepspeed/runtime/zero/partitioned_param_coordinator.py runs Python for each weight three times",
+        ),
+        Coefficient(
             name="broadcast-seconds",
             value=1.6e-5,
             meaning="host time of ZeroRedundancyOptimizer per tensor, which it broadcasts one by one after the step",
@@ -89,6 +190,45 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             meaning="passes over parameter-sized tensors in a foreach or for-loop Adam step, against one fused kernel",
             source="counted in torch/optim/adamw.py, _multi_tensor_adamw: 20; fused reads p, g, m, v and writes p, m, v",
         ),
+        # Offload.
+        Coefficient(
+            name="host-link-share", value=0.4, low=0.03, high=0.9,
+            meaning="share of a card's PCIe bytes/s that offloaded tensors reach",
+            source="bounds: pinned copies reach 0.8 alone; cards share switches, and what is not pinned is several times slower",
+        ),
+        Coefficient(
+            name="cpu-adam-rate", value=1.5e9, low=2e8, high=1e10,
+            meaning="parameters a second that all cores of a machine update together",
+            source="bounds: 28 B a parameter at 6 to 280 GB/s of host memory; DeepSpeed's CPU Adam with AVX",
+        ),
+        Coefficient(
+            name="nvme-rate", value=3e9,
+            meaning="B/s of a machine's NVMe, read or written",
+            source="Rajbhandari et al. 2021 (ZeRO-Infinity), section 6: 3.2 GB/s written by one drive",
+        ),
+        # Memory that is nearly full.
+        Coefficient(
+            name="crowded-from", value=0.93,
+            meaning="share of the card's memory that is reserved, from which the allocator starts to free and ask again",
+            source="OpenTau#273: 7.0 samples/s at 91 % reserved, 6.2 at 98 %, 4.9 at 97 %",
+        ),
+        Coefficient(
+            name="crowded-slowdown", value=0.3,
+            meaning="time that is added where all memory is reserved, in parts of the step",
+            source="OpenTau#273: 1.13 to 1.43 times as long; fms-fsdp#63: 1.28 times from batch 12 to 14",
+        ),
+        # How far the model is off.
+        Coefficient(
+            name="range-fast", value=0.7,
+            meaning="measured over predicted time that one in ten published runs is below",
+            source="found by memcalc calibrate --published on the rows it fits",
+        ),
+        Coefficient(
+            name="range-slow", value=1.5,
+            meaning="measured over predicted time that one in ten published runs is above",
+            source="found by memcalc calibrate --published on the rows it fits",
+        ),
+        # A CPU.
         Coefficient(
             name="cpu-core-flops",
             value=1e11,
@@ -107,11 +247,27 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             meaning="B/s a rank sends through gloo to a rank of the same machine",
             source="measured: all-reduce of 25 and 100 MiB, two ranks, gloo of torch 2.13",
         ),
-        Coefficient(
-            name="node-link",
-            value=25e9,
-            meaning="B/s a rank sends to another node",
-            source="one port of InfiniBand HDR (200 Gb/s) per node; assumed where nothing better is known",
-        ),
     ],
 )  # fmt: skip
+
+
+@lru_cache(maxsize=1)
+def values() -> Values:
+    """What every estimate uses: the table's values, and in their place what was fitted."""
+    return {name: row.value for name, row in COEFFICIENTS.items()} | (
+        read_values(CALIBRATED) if CALIBRATED.is_file() else {}
+    )
+
+
+def read_values(path: Path) -> dict[str, float]:
+    """Coefficients of a file that ``memcalc calibrate`` wrote. Raises FileError."""
+    data = read_json(path, str(path))
+    found = data.get("coefficients") if isinstance(data, dict) else None
+    if not isinstance(found, dict) or not found:
+        raise FileError(
+            f"{path} is no calibration (a JSON object with 'coefficients'); make one with memcalc calibrate"
+        )
+    for name, value in found.items():
+        if name not in COEFFICIENTS or isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
+            raise FileError(f"{path}: coefficient {name!r} is not known, or its value is not above 0; make it anew")
+    return {name: float(value) for name, value in found.items()}

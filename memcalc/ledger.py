@@ -21,6 +21,7 @@ from memcalc import ops
 from memcalc.adapted import adapting, prompting
 from memcalc.batch import Batch, make_batch
 from memcalc.checkpointing import matrix_products
+from memcalc.collector import uncollected
 from memcalc.cross_entropy import loss_of
 from memcalc.graph import Tensor
 from memcalc.models import Block
@@ -79,14 +80,15 @@ def peaks(plan: Plan, micro_batches: list[int]) -> list[int]:
 
 def play(plan: Plan, stage: Stage) -> Skeleton:
     """One step of one stage, recorded."""
-    step = _Step(plan, stage)
-    if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
-        rehearsal = _Step(replace(plan, accumulation=1), stage)
-        rehearsal.run()
-        assert isinstance(rehearsal.hooks, Zero3)
-        step.hooks.modules.follow(rehearsal.hooks.modules.seen)
-    step.run()
-    return step.tape.skeleton(granularity(plan.device))
+    with uncollected():
+        step = _Step(plan, stage)
+        if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
+            rehearsal = _Step(replace(plan, accumulation=1), stage)
+            rehearsal.run()
+            assert isinstance(rehearsal.hooks, Zero3)
+            step.hooks.modules.follow(rehearsal.hooks.modules.seen)
+        step.run()
+        return step.tape.skeleton(granularity(plan.device))
 
 
 class _Step:

@@ -82,6 +82,8 @@ class Plan:
     """DDP's bucket_cap_mb."""
     bucket_views: bool = False
     """DDP's gradient_as_bucket_view."""
+    static_graph: bool = False
+    """DDP's static_graph: in the first step gradients are sent after backward, and the model's output is copied once."""
     set_to_none: bool = True
     """zero_grad(set_to_none=True): gradients are freed after the step."""
     device: str = "cuda"
@@ -241,7 +243,7 @@ class Plan:
     def shards(self) -> int:
         """Ranks over which a strategy divides parameters, gradients and states: all that hold the same weights, or
         with replicas those of one."""
-        return self.data_parallel * self.layout.context // self.fsdp.groups(self)
+        return self.data_parallel * self.layout.context // (self.fsdp.groups(self) * self.layout.optimizer_instances)
 
     @property
     def global_batch(self) -> int:

@@ -1,30 +1,28 @@
-"""How long a training step takes, as far as it is needed to rank plans of one job on one kind of hardware.
+"""How long a training step takes.
 
-    step = max(compute, weight traffic, host) + hooks + exposed communication + optimizer
+    micro batch = max(products + attention + pointwise + kernels + what ranks that share samples send, host)
+    step        = micro batches through the pipeline + exposed communication + optimizer + offload
 
-Seconds are good for the order of plans, not for clocks. Every coefficient stands in
-``memcalc/coefficients.py`` with its source; none was fitted to the timing of a plan.
+Everything is a sum of terms that are fixed or grow with the samples of a micro batch, so that one structure's times at any
+number of micro batches are a few operations on arrays. Every coefficient stands in ``memcalc/coefficients.py`` with its
+source; what is fitted is fitted by ``memcalc calibrate --published``, never by hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
 
-from memcalc.coefficients import COEFFICIENTS
+import numpy as np
+
+from memcalc.coefficients import Values, values
 from memcalc.hardware import GPUS, Gpu
-from memcalc.models import FAMILIES, Model
-from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
-from memcalc.precision import DTYPE_BYTES
-from memcalc.traffic import collectives, units
+from memcalc.rank_time import Structure, micro_batch, structure, update
+from memcalc.traffic import MICRO_BATCH, SAMPLE
 
-__all__ = ["Hardware", "StepTime", "hardware_of", "step_time"]
-
-
-def _value(name: str) -> float:
-    return COEFFICIENTS[name].value
+__all__ = ["Hardware", "StepTime", "StepTimes", "crowded", "hardware_of", "step_time", "step_times", "times_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,133 +33,138 @@ class Hardware:
     flops: Mapping[str, float]
     """Dense peak by compute dtype."""
     efficiency: float
+    """Share of it that wide products reach in 16 bit."""
     memory_bandwidth: float
     link: float
-    """What one rank sends to its neighbour in the ring, one direction, where the ring goes through all machines."""
+    """What a machine sends to others, one direction, all its ranks together; on one machine as ``inside``."""
     inside: float
-    """The same within a machine."""
+    """What one rank sends to its neighbour within a machine."""
+    float32_efficiency: float = 1.0
+    """Share of the peak that wide products reach in float32."""
+    host_link: float = float("inf")
+    """Between a card and the host's memory."""
+    later: bool = False
+    """From Hopper on, where attention lags behind products."""
+    hops: float = 1.0
+    """0 where collectives have no fixed time beside the host's: between processes on CPU cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepTime:
-    """Seconds of one optimizer step on one rank, in parts; ``total`` says how they hide behind each other."""
+class StepTimes:
+    """Seconds of one optimizer step in parts, for several micro batches; ``StepTime`` has one of each."""
 
-    compute: float
-    """Matrix products of forward and backward."""
-    recompute: float
-    """Forward run again for checkpointed blocks; not part of ``compute``."""
-    traffic: float
-    """Weights read twice and gradients written once per micro batch: the floor for small batches."""
-    host: float
-    """Python starting operations: the floor for tiny models."""
-    hooks: float
-    """FSDP's work around each unit. A unit waits for its gather and the hook starts it, so it is not hidden."""
-    communication: float
-    """Everything this rank sends, hidden or not."""
-    exposed: float
+    compute: Any
+    """Matrix products and attention of forward and backward, at the speed of wide ones."""
+    recompute: Any
+    """What checkpointing runs again; not part of ``compute``."""
+    traffic: Any
+    """What products move to and from memory, weights above all: what small micro batches and narrow products lose."""
+    pointwise: Any
+    """Norms, residuals, activations, written-out attention and the loss: bytes over the memory's bandwidth."""
+    kernels: Any
+    """Fixed time of the card's operations."""
+    host: Any
+    """Python starting operations: the floor for small models and micro batches."""
+    hooks: Any
+    """Host time of the engine's hooks. Not hidden: a unit waits for its gather, and the hook starts it."""
+    tensor: Any
+    """What ranks that share samples send each other: tensor, context, expert and pipeline parallel. Not hidden."""
+    bubble: Any
+    """The slowest stage waiting for the pipeline to fill and drain."""
+    communication: Any
+    """Everything this rank sends for data parallel, hidden or not."""
+    exposed: Any
     """The part of it that nothing hides."""
-    optimizer: float
-    total: float
-    samples: int
+    optimizer: Any
+    offload: Any
+    """Copies between host and card, and the step on the host, that nothing hides."""
+    total: Any
+    samples: Any
     """Samples of the step over all ranks."""
+    low: Any
+    """One in ten published runs is faster than this."""
+    high: Any
+    """And one in ten slower."""
+    tokens: int
+    """Of a sample."""
+    model_flops: float
+    """Of a sample, by the convention of MFU: (6 N + 12 L H S) a token."""
+    ranks: int
+    peak: float
+    """FLOP/s of one rank's data sheet."""
+
+    @property
+    def seconds_per_sample(self) -> Any:
+        return self.total / np.maximum(self.samples, 1)
+
+    @property
+    def tokens_per_second(self) -> Any:
+        """Over all ranks."""
+        return self.samples * self.tokens / self.total
+
+    @property
+    def mfu(self) -> Any:
+        """Model FLOPs utilisation, as llm-foundry counts it: 6 N + 12 L H S FLOPs a token over the peak of all ranks."""
+        return self.samples * self.model_flops / (self.total * self.ranks * self.peak)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTime(StepTimes):
+    """The same for one micro batch: plain numbers."""
 
     @property
     def seconds_per_sample(self) -> float:
-        return self.total / max(self.samples, 1)
+        return float(self.total / max(self.samples, 1))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Work:
-    """What a model costs, counted from its weights. Products are multiplications of one sample's forward pass."""
-
-    parameters: int
-    tensors: int
-    multiplied: int
-    """Parameters that take part in matrix products."""
-    products: float
-    """Each of them times the rows it multiplies."""
-    blocks: float
-    """The part of the products inside blocks."""
-    last: float
-    """The last product of all blocks, which non-reentrant checkpointing does not run again."""
-    layers: int
-
-
-# The product that ends a block. A block of the MLP ends with a ReLU and one of BERT with a LayerNorm, whose saved
-# tensors need it to be run again.
-_LAST = {
-    "gpt2": ".mlp.c_proj.weight",
-    "llama": ".mlp.down_proj.weight",
-    "decoder": ".mlp.down_proj.weight",
-    "vit": ".mlp.fc2.weight",
-}
-
-# Operations a block starts in forward, counted in trainers/models; backward starts about twice as many. A layer of
-# a model known by its size is taken for a GPT block. Each expert of a mixture starts six more.
-_OPERATIONS = {
-    "bert": 16,
-    "decoder": 25,
-    "gpt2": 14,
-    "llama": 25,
-    "mlp": 2,
-    "moe": 45,
-    "resnet": 10,
-    "size": 14,
-    "t5": 28,
-    "vit": 14,
-}
-
-
-@lru_cache(maxsize=64)
-def _work(model: Model, tokens: int) -> _Work:
-    family = FAMILIES[model.family]
-    weights, last = family.weights(model), _LAST.get(model.family)
-    products = [(w, w.numel * family.rows(model, tokens, w)) for w in weights]
-    return _Work(
-        parameters=sum(w.numel for w in weights),
-        tensors=len(weights),
-        multiplied=sum(w.numel for w, product in products if product),
-        products=sum(product for _, product in products),
-        blocks=sum(product for w, product in products if "." in w.group),
-        last=sum(product for w, product in products if last and w.name.endswith(last)),
-        layers=len({w.group for w in weights if "." in w.group}),
-    )
-
-
-@lru_cache(maxsize=64)
-def _state_bytes(model: Model, optimizer: str, dtype: str) -> int:
-    return sum(sum(OPTIMIZERS[optimizer].state_bytes(w, dtype)) for w in FAMILIES[model.family].weights(model))
-
-
-def hardware_of(plan: Plan) -> Hardware:
+def hardware_of(plan: Plan, coefficients: Values | None = None) -> Hardware:
     """The speeds of one rank of a plan; on a CPU one core is one rank. Raises nothing.
 
     A plan for CUDA without a GPU is timed on an A100: only the order of plans matters.
     """
+    v = values() if coefficients is None else coefficients
     if plan.device == "cpu":
-        flops = _value("cpu-core-flops")
+        flops = v["cpu-core-flops"]
         return Hardware(
             name="one CPU core", flops=dict.fromkeys(("float32", "bfloat16", "float16"), flops), efficiency=1.0,
-            memory_bandwidth=_value("cpu-memory-bandwidth"), link=_value("cpu-link"), inside=_value("cpu-link"),
+            memory_bandwidth=v["cpu-memory-bandwidth"], link=v["cpu-link"], inside=v["cpu-link"], hops=0.0,
         )  # fmt: skip
     gpu = plan.gpu_row or GPUS["a100"]
-    link = gpu.link_bandwidth * _value("link-efficiency")
+    generation = _generation(gpu)
+    inside = gpu.link_bandwidth * v["link-efficiency"]
+    network = v[f"node-link-{generation if generation != 'blackwell' else 'hopper'}"]
+    if gpu.link_bandwidth < _NVLINK:
+        network = v["node-link-other"]
     return Hardware(
         name=gpu.name,
         flops={dtype: gpu.flops(dtype) for dtype in ("float32", "bfloat16", "float16")},
-        efficiency=_value(f"efficiency-{_generation(gpu)}"),
+        efficiency=v[f"efficiency-{generation}"],
+        float32_efficiency=v["efficiency-float32"],
         memory_bandwidth=gpu.memory_bandwidth,
-        link=min(link, _value("node-link")) if plan.nodes > 1 else link,
-        inside=link,
+        link=network * v["node-efficiency"] if plan.nodes > 1 else inside,
+        inside=inside,
+        host_link=_pcie(gpu) * v["host-link-share"],
+        later=(gpu.capability or (0, 0)) >= (9, 0),
     )
 
 
+_NVLINK = 100e9
+"""B/s to a neighbour that no PCIe slot of the catalog reaches."""
+
+
 def _generation(gpu: Gpu) -> str:
-    capability = gpu.capability or (0, 0)
-    return "hopper" if capability >= (9, 0) else "ampere" if capability == (8, 0) else "other"
+    major = (gpu.capability or (0, 0))[0]
+    known = {7: "volta", 9: "hopper", 10: "blackwell"}
+    return "ampere" if gpu.capability == (8, 0) else known.get(major, "other")
 
 
-def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
+def _pcie(gpu: Gpu) -> float:
+    """B/s of the slot: gen 3 up to Turing, 4 with Ampere and Ada, 5 from Hopper on (data sheets)."""
+    capability = gpu.capability or (8, 0)
+    return 16e9 if capability < (8, 0) else 32e9 if capability < (9, 0) else 64e9
+
+
+def step_time(plan: Plan, hardware: Hardware | None = None, coefficients: Values | None = None) -> StepTime:
     """Predicted seconds of one optimizer step.
 
     >>> from dataclasses import replace
@@ -170,92 +173,116 @@ def step_time(plan: Plan, hardware: Hardware | None = None) -> StepTime:
     >>> plain, again = step_time(plan), step_time(replace(plan, checkpoint_every=1))
     >>> again.compute == plain.compute, 0.1 < again.total / plain.total - 1 < 1 / 3
     (True, True)
+    >>> plain.low < plain.total < plain.high, 0.2 < plain.mfu < 0.6
+    (True, True)
     """
-    hardware = hardware or hardware_of(plan)
-    work = _work(plan.model, plan.tokens)
-    speed = hardware.flops[plan.precision_row.compute] * hardware.efficiency
-    forward, again = _forward_flops(plan, work)
-    micro_compute, micro_again = 3 * forward / speed, again / speed
-    micro_traffic = 3 * work.multiplied * DTYPE_BYTES[plan.precision_row.compute] / hardware.memory_bandwidth
-    micro_host, micro_hooks = _host(plan, work), _hooks(plan)
-    micro = max(micro_compute + micro_again, micro_traffic, micro_host)
-    busy = plan.accumulation * micro
-    sent = collectives(plan)
-    seconds = [each.sent / (hardware.inside if each.inside else hardware.link) for each in sent]
-    hideable = sum(time for each, time in zip(sent, seconds, strict=True) if each.hideable)
-    bare = sum(seconds) - hideable + _broadcasts(plan, work)
-    gathers, by_units = plan.strategy_row.shards_parameters, plan.strategy_row.backend.startswith("fsdp")
-    overlap = _value("overlap-fsdp" if gathers or by_units else "overlap-ddp")
-    # Gathers go on through the whole step; all-reduces only in the backward pass of the last micro batch.
-    window = busy if gathers else micro * (2 * forward + again) / (3 * forward + again or 1)
-    exposed = (1 - overlap) * hideable + max(0.0, overlap * hideable - window) + bare
-    update = _update(plan, work, hardware)
-    return StepTime(
-        compute=plan.accumulation * micro_compute,
-        recompute=plan.accumulation * micro_again,
-        traffic=plan.accumulation * micro_traffic,
-        host=plan.accumulation * micro_host,
-        hooks=plan.accumulation * micro_hooks,
-        communication=hideable + bare,
+    found = step_times(plan, [plan.micro_batch], [plan.accumulation], hardware, coefficients)
+    plain = {f.name: getattr(found, f.name) for f in fields(found)}
+    return StepTime(**{k: x[0].item() if isinstance(x, np.ndarray) else x for k, x in plain.items()})
+
+
+def step_times(
+    plan: Plan,
+    micro_batches: Sequence[int],
+    accumulations: Sequence[int],
+    hardware: Hardware | None = None,
+    coefficients: Values | None = None,
+) -> StepTimes:
+    """The same of one structure at several micro batches, each with its accumulation; fields are arrays of their length.
+
+    >>> from memcalc.models import MODELS
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=8, ranks=8, strategy="ddp", gpu="a100-80gb")
+    >>> times = step_times(plan, [8, 16], [1, 1])
+    >>> times.total[0] == step_time(plan).total, times.samples.tolist()
+    (True, [64, 128])
+    """
+    v = values() if coefficients is None else coefficients
+    return times_of(plan, structure(plan), micro_batches, accumulations, hardware or hardware_of(plan, v), v)
+
+
+def times_of(
+    plan: Plan,
+    known: Structure,
+    micro_batches: Sequence[int],
+    accumulations: Sequence[int],
+    hardware: Hardware,
+    v: Values,
+) -> StepTimes:
+    """``step_times`` of a structure that is at hand."""
+    b, a = np.asarray(micro_batches, dtype=float), np.asarray(accumulations, dtype=float)
+    parts = [micro_batch(plan, known, work, b, hardware, v) for work in known.distinct]
+    slowest: Mapping[str, Any] = parts[0]
+    around: Any = 0.0
+    if len(parts) > 1:
+        index = np.argmax(np.stack([part["micro"] for part in parts]), axis=0)
+        slowest = {
+            k: np.take_along_axis(np.stack([np.broadcast_to(p[k], b.shape) for p in parts]), index[None], 0)[0]
+            for k in parts[0]
+        }
+    if known.stages > 1:
+        all_of_them = sum(count * part["micro"] for count, part in zip(known.counts, parts, strict=True))
+        around = (all_of_them - slowest["micro"]) / plan.layout.chunks
+    busy = a * slowest["micro"] + around
+    exposed, sent = _exposed(known, plan, b, a, busy, slowest, hardware, v)
+    stepping, offloaded = update(plan, known, b, a, hardware, v)
+    total = busy + exposed + stepping + offloaded
+    per_step = {name: a * slowest[name] for name in _PER_MICRO_BATCH}
+    return StepTimes(
+        **per_step,
+        bubble=around + 0 * b,
+        communication=sent,
         exposed=exposed,
-        optimizer=update,
-        total=busy + plan.accumulation * micro_hooks + exposed + update,
-        samples=plan.global_batch,
+        optimizer=stepping + 0 * b,
+        offload=offloaded + 0 * b,
+        total=total,
+        samples=(b * a * plan.data_parallel).astype(int),
+        low=total * v["range-fast"],
+        high=total * v["range-slow"],
+        tokens=plan.tokens,
+        model_flops=known.model_flops,
+        ranks=plan.ranks,
+        peak=hardware.flops[plan.precision_row.compute],
     )
 
 
-def _forward_flops(plan: Plan, work: _Work) -> tuple[float, float]:
-    """FLOPs of one forward pass, and of what checkpointing runs again, for one micro batch.
+_PER_MICRO_BATCH = ("compute", "recompute", "traffic", "pointwise", "kernels", "host", "hooks", "tensor")
 
-    Two per multiplied parameter and row; attention adds four times the heads' width a pair of query and key, half of it where the
-    kernel skips what a causal mask hides (Dao 2023, FlashAttention-2, section 3.1).
+
+def _exposed(
+    known: Structure, plan: Plan, b: Any, a: Any, busy: Any, slowest: Mapping[str, Any], hardware: Hardware, v: Values
+) -> tuple[Any, Any]:
+    """(seconds of data-parallel traffic that nothing hides, seconds of all of it)."""
+    forward = backward = last = bare = 0.0 * b
+    for each, bytes_seconds, call_seconds in known.seconds(hardware, v):
+        if each.per == SAMPLE:  # of ranks that share samples: part of the micro batch
+            continue
+        took = (a if each.per == MICRO_BATCH else 1.0) * (bytes_seconds + call_seconds)
+        if not each.hideable:
+            bare = bare + took
+        elif each.what == "weights for forward":
+            forward = forward + took
+        elif each.per == MICRO_BATCH:
+            backward = backward + took
+        else:  # only in the backward pass of the last micro batch
+            last = last + took
+    bare = bare + (known.tensors * v[known.one_by_one] if known.one_by_one else 0.0)
+    by_units = plan.strategy_row.shards_parameters or plan.strategy_row.backend.startswith("fsdp")
+    overlap = v["overlap-fsdp" if by_units else "overlap-ddp"]
+    behind = slowest["backward_share"]
+    left = np.maximum(0.0, overlap * forward - busy * (1 - behind))
+    before_last = np.maximum(0.0, overlap * backward * (1 - 1 / a) - (busy - slowest["micro"]) * behind)
+    in_last = np.maximum(0.0, overlap * (backward / a + last) - slowest["micro"] * behind)
+    hideable = forward + backward + last
+    return (1 - overlap) * hideable + left + before_last + in_last + bare, hideable + bare
+
+
+def crowded(share: Any, coefficients: Values | None = None) -> Any:
+    """What a step's time is multiplied with when a share of the card's memory is reserved: 1 while some is free.
+
+    >>> crowded(0.5), round(crowded(1.0), 2)
+    (1.0, 1.3)
     """
-    masked, full = plan.family.pairs(plan.model, plan.tokens)
-    skips = plan.kernel in ("flash", "efficient")
-    attention = 4 * plan.model.heads * plan.model.head_width * (masked * (0.5 if skips else 1.0) + full)
-    again = 0.0
-    if plan.checkpoint_every:
-        again = 2 * work.blocks + attention
-        if not plan.reentrant and not plan.dropout:
-            # Recomputation stops at the last saved tensor, before the product that ends a checkpoint
-            # (torch/utils/checkpoint.py, early_stop); only one block in checkpoint_every ends one.
-            again -= 2 * work.last / plan.checkpoint_every
-    return plan.micro_batch * (2 * work.products + attention), plan.micro_batch * again
-
-
-def _host(plan: Plan, work: _Work) -> float:
-    """Seconds Python needs to start the operations of one micro batch."""
-    passes = 3 + (1 if plan.checkpoint_every else 0)
-    operations = (
-        passes
-        * work.layers
-        * (_OPERATIONS.get(plan.model.family, 1) + 6 * plan.model.experts * (not plan.model.stacked))
-    )
-    return operations * _value("launch-seconds")
-
-
-def _hooks(plan: Plan) -> float:
-    """Seconds FSDP's hooks add to one micro batch."""
-    name = (
-        f"unit-seconds-{plan.strategy.replace('fsdp-hybrid-shard-grad', 'fsdp-shard-grad').replace('hybrid', 'full')}"
-    )
-    if plan.ranks == 1 or name not in COEFFICIENTS:
-        return 0.0
-    _, count = units(plan.model, max(plan.checkpoint_every, 1))
-    return count * _value(name)
-
-
-def _broadcasts(plan: Plan, work: _Work) -> float:
-    alone = plan.ranks > 1 and plan.strategy == "zero-1"  # tensor by tensor; DeepSpeed and Megatron gather buckets
-    return work.tensors * _value("broadcast-seconds") if alone else 0.0
-
-
-def _update(plan: Plan, work: _Work, hardware: Hardware) -> float:
-    """Seconds of the optimizer step: bytes read and written over the memory's bandwidth, or the host's time."""
-    dtype = plan.precision_row.weights
-    states = _state_bytes(plan.model, plan.optimizer, dtype)
-    touched = 3 * work.parameters * DTYPE_BYTES[dtype] + 2 * states
-    fused = plan.optimizer_kind == "fused"
-    share = plan.ranks if plan.strategy_row.shards_optimizer else 1
-    host = work.tensors * _value("launch-seconds")
-    return max(touched / share * (1 if fused else _value("unfused-passes")) / hardware.memory_bandwidth, host)
+    v = values() if coefficients is None else coefficients
+    start = v["crowded-from"]
+    found = 1.0 + v["crowded-slowdown"] * np.clip((np.asarray(share, dtype=float) - start) / (1 - start), 0.0, 1.0)
+    return found if found.ndim else found.item()

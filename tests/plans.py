@@ -197,9 +197,10 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         loss=loss,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),
+        static_graph=draw(st.booleans()),
         set_to_none=set_to_none,
         update=update,
-        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
+        compute=Compute(compile=not reentrant and draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
         fsdp=draw(
             fsdps(

@@ -14,8 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a module imports from its own row or from rows above it, never from a row below.
 LAYERS = [
-    ["errors", "units", "files", "records"],
-    ["catalog", "plain_pickle", "rates", "snapshot_fields"],
+    ["errors", "units", "files", "records", "extensions", "collector"],
+    ["catalog", "palette", "plain_pickle", "rates", "hyperparameters", "snapshot_fields"],
     ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
     ["replay", "allocator_history", "snapshot_origin", "snapshot_timeline", "snapshot_summary"],
@@ -69,7 +69,10 @@ LAYERS = [
     ["estimate"],
     [
         "coefficients",
+        "work",
         "traffic",
+        "links",
+        "rank_time",
         "throughput",
         "strategy_table",
         "search",
@@ -94,7 +97,9 @@ LAYERS = [
     ],
     ["configs"],
     ["tables"],
+    ["pictures"],
     ["cli"],
+    ["ui"],
     ["__main__"],
 ]
 ALLOWED = {
@@ -103,7 +108,7 @@ ALLOWED = {
 }
 OPTIONAL = {
     "trainers": {"PIL", "accelerate", "deepspeed", "safetensors", "tokenizers", "transformers"},
-    "memcalc": {"yaml"},
+    "memcalc": {"matplotlib", "yaml"},
 }  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])

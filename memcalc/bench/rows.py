@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from memcalc.errors import FileError, InputError, UnknownNameError, shorten
 from memcalc.files import read_text
 
-__all__ = ["COLUMNS", "MESSAGE", "METERS", "Row", "read_rows", "select"]
+__all__ = ["COLUMNS", "MESSAGE", "METERS", "Row", "read_rows", "read_table", "select"]
 
 COLUMNS = (
     "id", "source", "model", "n_params", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq_len",
@@ -39,6 +40,14 @@ _NUMBERS = (
     "n_gpus", "gpu_gib", "lora_rank",
 )  # fmt: skip
 """Columns that hold a number, or words where a source does not state one."""
+
+
+class _HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+R = TypeVar("R", bound=_HasId)
 
 _TIER = re.compile(r"\s*tier ([ABC])\b")
 _WHOLE = re.compile(r"[0-9]{1,15}")
@@ -91,21 +100,27 @@ class Row:
 
 def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV file with at least COLUMNS. Raises FileError with file and line."""
+    return read_table(path, COLUMNS, _row)
+
+
+def read_table(path: Path, columns: Sequence[str], make: Callable[[str, dict[str, str]], R]) -> list[R]:
+    """What ``make`` makes of each line of a CSV file that has at least these columns, ``id`` among them; it is given
+    where the line is, for its errors, and the cells. Raises FileError with file and line."""
     text = read_text(path)
     if "\0" in text:
         raise FileError(f"{path} is not a CSV file: it holds NUL bytes")
     if not text.strip():
-        raise FileError(f"{path} is empty; expected a CSV file with the columns {', '.join(COLUMNS[:3])} ...")
+        raise FileError(f"{path} is empty; expected a CSV file with the columns {', '.join(columns[:3])} ...")
     reader = csv.reader(text.splitlines(keepends=True), strict=True)
-    rows: dict[str, Row] = {}
+    rows: dict[str, R] = {}
     try:
         header = [name.strip() for name in next(reader)]
-        _check_header(path, header)
+        _check_header(path, header, columns)
         for cells in reader:
             where = f"{path} line {reader.line_num}"
             if not any(cells):
                 continue
-            row = _row(where, header, cells)
+            row = make(where, _cells(where, header, cells))
             if row.id in rows:
                 raise FileError(f"{where}: the id {shorten(row.id)} stands twice")
             rows[row.id] = row
@@ -116,23 +131,27 @@ def read_rows(path: Path) -> list[Row]:
     return list(rows.values())
 
 
-def _check_header(path: Path, header: list[str]) -> None:
-    missing = [name for name in COLUMNS if name not in header]
+def _check_header(path: Path, header: list[str], columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in header]
     if missing:
         more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
         raise FileError(f"{path} has no column {', '.join(missing[:5])}{more}; its first line must name the columns")
-    twice = [name for name in COLUMNS if header.count(name) > 1]
+    twice = [name for name in columns if header.count(name) > 1]
     if twice:
         raise FileError(f"{path} has the column {twice[0]} twice")
 
 
-def _row(where: str, header: list[str], values: list[str]) -> Row:
+def _cells(where: str, header: list[str], values: list[str]) -> dict[str, str]:
     if len(values) != len(header):
         raise FileError(f"{where} has {len(values)} cells, but there are {len(header)} columns")
     cells = {name: value.strip() for name, value in zip(header, values, strict=True)}
     for name in ("id", "source"):
         if not cells[name]:
             raise FileError(f"{where}: {name} is blank")
+    return cells
+
+
+def _row(where: str, cells: dict[str, str]) -> Row:
     metric = cells["metric"]
     if metric not in METERS:
         raise FileError(f"{where}: {UnknownNameError('metric', metric, METERS)}")

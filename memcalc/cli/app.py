@@ -26,8 +26,11 @@ COMMANDS = (
     "rehearse",
     "recommend",
     "strategies",
+    "ui",
     "launch",
     "compare",
+    "plot",
+    "report",
     "validate",
     "bench",
     "explain-meters",
@@ -87,6 +90,7 @@ class App(click.Group):
                 stream.reconfigure(errors="replace")  # type: ignore[union-attr]
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
+        extra.setdefault("obj", tuple(words))  # what was typed, for a command that shows how it is run again
         try:
             code = super().main(words, prog_name, **extra)
         except BaseException as error:

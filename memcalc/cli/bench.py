@@ -13,7 +13,9 @@ from memcalc.bench import run
 from memcalc.bench.boundary import REACHES, Outcomes, outcomes
 from memcalc.bench.rows import Row, read_rows, select
 from memcalc.bench.score import Score, Summary, worst
+from memcalc.bench.throughput.rows import COMPARISONS
 from memcalc.cli.kinds import File, Name, Whole
+from memcalc.errors import InputError
 from memcalc.tables import FORMATS, render
 
 __all__ = ["command"]
@@ -26,6 +28,8 @@ Examples:
   memcalc bench
   memcalc bench measured.csv --use score --worst 10
   memcalc bench measured.csv --tier A --source torchtitan --format json
+  memcalc bench --throughput --worst 5
+  memcalc bench --throughput speeds.csv --cmp per_token --format json
 """
 
 FACTS = Path(run.__file__).with_name("facts.csv")
@@ -33,6 +37,14 @@ FACTS = Path(run.__file__).with_name("facts.csv")
 
 @click.command(epilog=EXAMPLES)
 @click.argument("file", required=False, type=File())
+@click.option("--throughput", is_flag=True, help="FILE holds training speeds: judge the order of plans and the clock.")
+@click.option(
+    "--cmp",
+    "comparison",
+    type=Name("comparison", COMPARISONS),
+    metavar="KIND",
+    help=f"With --throughput, groups compared so: {', '.join(COMPARISONS)}.  [default: strict]",
+)
 @click.option("--tier", type=Name("tier", ("a", "b", "c")), metavar="A|B|C", help="Only rows whose notes say so.")
 @click.option("--use", metavar="WORD", help="Only rows with this word in the column 'use', such as score.")
 @click.option("--source", metavar="TEXT", help="Only rows with this text in their source.")
@@ -40,13 +52,33 @@ FACTS = Path(run.__file__).with_name("facts.csv")
 @click.option("--format", "format_", type=Name("format", FORMATS), default="table", metavar="KIND",
               help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(
-    file: Path | None, tier: str | None, use: str | None, source: str | None, count: int | None, format_: str
+    file: Path | None,
+    throughput: bool,
+    comparison: str | None,
+    tier: str | None,
+    use: str | None,
+    source: str | None,
+    count: int | None,
+    format_: str,
 ) -> None:
-    """Hold estimates to memory that others measured and published.
+    """Hold estimates to memory, or with --throughput to speed, that others measured and published.
 
     FILE is a CSV table with one run a row; without it, the table that comes with memcalc. A row that memcalc
     has no terms for is skipped and counted, with the reason. JSON and CSV list every row, or with --worst those.
+
+    Speeds are judged by groups of rows among which a plan can be chosen: pairs that differ by 5 % or more and are in the
+    right order, and the time lost by taking the plan that the time model says is fastest (regret).
     """
+    if throughput:
+        if use:
+            raise InputError(f"--use {use}: a table of speeds has no column 'use'; choose by --tier, --source or --cmp")
+        from memcalc.cli.bench_throughput import show  # half of the command's modules, for one of its two questions
+
+        chosen = {"tier": (tier or "").upper(), "source": source or "", "comparison": comparison or ""}
+        show(file, **chosen, count=count, format_=format_)
+        return
+    if comparison:
+        raise InputError(f"--cmp {comparison} is for tables of speeds; add --throughput")
     rows = select(read_rows(file or FACTS), tier=tier and tier.upper(), use=use, source=source)
     scores = list(_scored(rows))
     furthest = worst(scores, count) if count else []

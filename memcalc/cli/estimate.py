@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memcalc.estimate import Rehearsed
     from memcalc.timeline import Timeline
 
-__all__ = ["command", "rehearsed"]
+__all__ = ["command", "planned", "rehearsed"]
 
 EXAMPLES = (
     """\b
@@ -72,10 +72,10 @@ def command(
     MODEL is a named model, a config.json of Hugging Face, its folder, or a .safetensors file; options change its
     numbers. Or leave it out and give --params for one known by its size, or --module for code of your own.
     """
-    from memcalc.cli.report import explanation, summary
+    from memcalc.cli.summary import explanation, summary
     from memcalc.estimate import estimate, usable_bytes
 
-    plan = _plan(plan_file, config, scale, words)
+    plan = planned(plan_file, config, scale, words)
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
         click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
@@ -103,26 +103,34 @@ def _timeline(rehearsal: Rehearsed | None) -> Timeline | None:
     return None if rehearsal is None else rehearsal.timeline
 
 
-def _plan(plan_file: Path | None, config: Path | None, scale: int | None, words: dict[str, Any]) -> Plan:
+def planned(
+    plan_file: Path | None,
+    config: Path | None,
+    scale: int | None,
+    words: dict[str, Any],
+    command: str = "estimate --plan",
+) -> Plan:
+    """The plan of a file, of a launch file or of words; ``command`` reads a plan's file, which follows. Raises InputError."""
+    said = f"{'--plan ' * command.endswith('--plan')}{plan_file}"
     if config is None:
         refuse_without_config(scale)
     elif plan_file is not None:
-        raise InputError(f"--plan {plan_file} and --config {config} both say what to estimate; leave one out")
+        raise InputError(f"{said} and --config {config} both say what to estimate; leave one out")
     else:
         return configured(config, words, scale)[0]
     if plan_file is None:
         plan = build_plan(words)
         check_effect(words, plan)
         return plan
-    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
-    if said:
-        raise InputError(f"--plan {plan_file} says the whole plan; leave out: {', '.join(said)}")
+    more = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
+    if more:
+        raise InputError(f"{said} says the whole plan; leave out: {', '.join(more)}")
     plan = Plan.load(plan_file)
     module, sample = words.get("module"), words.get("sample")
     if module is not None or sample is not None or _needs_no_name(plan):
         from memcalc.named_code import confirm_code
 
-        confirm_code(plan, module, sample, f"memcalc estimate --plan {plan_file}")
+        confirm_code(plan, module, sample, f"memcalc {command} {plan_file}")
     return plan
 
 

@@ -6,10 +6,13 @@ import dataclasses
 from collections.abc import Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError
 from memcalc.models import FAMILIES, MODELS, Model
+
+if TYPE_CHECKING:
+    from memcalc.hf.record import HfModel
 
 __all__ = ["Words", "build_model", "given"]
 
@@ -84,9 +87,11 @@ def _own(words: dict[str, Any]) -> Model:
     )
 
 
-def _read(name: str | Path, words: Mapping[str, Any]) -> Model:
+def _read(name: str | Path | HfModel, words: Mapping[str, Any]) -> Model:
     if isinstance(name, str):
         return MODELS[name]
+    if not isinstance(name, Path):  # a config.json that was read before
+        return name.model
     from memcalc.hf.reading import UnknownModelType, read_model  # a named model needs no rows
 
     try:

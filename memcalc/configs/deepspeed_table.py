@@ -17,11 +17,9 @@ _ZERO, _OPTIMIZER, _PARAM = (
 )
 _SCHEDULE, _PLACES = "scheduler.params", "none|cpu|nvme"
 _PRINTS = "only prints or profiles"
-_STEADY = "loss scaling changes numbers, not sizes"
 _REMOVED = "was removed from DeepSpeed, which refuses it; leave it out"
 _UNCOUNTED = "changes what DeepSpeed holds in a way memcalc does not count; leave it out"
 _MOMENTUM = "memcalc's runs leave momentum as it is"
-_ADAM = "a coefficient changes numbers, not sizes; memcalc's runs have torch's default"
 
 
 def _block() -> Key:
@@ -78,12 +76,12 @@ TABLE: Table = {
     "fp16": _block(),
     "fp16.enabled": plan("precision: fp16-master", "flag", auto=True),
     "fp16.auto_cast": neutral("casts a batch to 16 bit", "flag"),
-    "fp16.loss_scale": neutral(_STEADY, "number"),
-    "fp16.initial_scale_power": neutral(_STEADY, "whole"),
-    "fp16.loss_scale_window": neutral(_STEADY, "whole"),
-    "fp16.hysteresis": neutral(_STEADY, "whole"),
-    "fp16.consecutive_hysteresis": neutral(_STEADY, "flag"),
-    "fp16.min_loss_scale": neutral(_STEADY, "number"),
+    "fp16.loss_scale": training("scaling", "number"),
+    "fp16.initial_scale_power": training("scaling", "whole"),
+    "fp16.loss_scale_window": training("scaling", "whole"),
+    "fp16.hysteresis": training("scaling", "whole"),
+    "fp16.consecutive_hysteresis": training("scaling", "flag"),
+    "fp16.min_loss_scale": training("scaling", "number"),
     "fp16.fp16_master_weights_and_grads": refused(_UNCOUNTED, False),
     "bf16": _block(),
     "bf16.enabled": plan("precision: bf16-master", "flag", auto=True),
@@ -164,14 +162,16 @@ TABLE: Table = {
     "optimizer.legacy_fusion": refused(_UNCOUNTED, False),
     "optimizer.params": _block(),
     "optimizer.params.lr": training("learning_rate", "number", auto=True),
-    "optimizer.params.betas": neutral(_ADAM, "numbers", auto=True),
-    "optimizer.params.eps": neutral(_ADAM, "number", auto=True),
+    "optimizer.params.betas": training("coefficients", "numbers", auto=True),
+    "optimizer.params.eps": training("coefficients", "number", auto=True),
     "optimizer.params.weight_decay": plan(
-        "update.l2, where the optimizer adds decay to gradients", "number", auto=True
+        "coefficients; and update.l2, where the optimizer adds decay to gradients", "number", auto=True
     ),
-    "optimizer.params.momentum": plan("optimizer: sgd-momentum", "number"),
+    "optimizer.params.momentum": plan("optimizer: sgd-momentum, and coefficients", "number"),
     "optimizer.params.nesterov": plan("optimizer: sgd-nesterov", "flag"),
-    "optimizer.params.bias_correction": neutral(_ADAM, "flag"),
+    "optimizer.params.bias_correction": refused(
+        "changes what a run learns; memcalc's runs correct, as Adam does", True
+    ),
     "optimizer.params.torch_adam": plan("optimizer_kind: torch's own Adam, foreach", "flag"),
     "optimizer.params.adam_w_mode": plan("optimizer: false makes Adam of what is else AdamW", "flag"),
     "optimizer.params.foreach": plan("optimizer_kind: false is for-loop", "flag"),

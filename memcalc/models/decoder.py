@@ -8,7 +8,6 @@ Dropout, where there is any, is where GPT-2 has it (GPTBigCode, GPT-NeoX): after
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -21,6 +20,7 @@ from memcalc.models import latent
 from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
 from memcalc.models.decoder_weights import gated, weights
 from memcalc.models.family import Block, Family, every_token
+from memcalc.models.window import under_mask
 from memcalc.positions import positions as learned
 from memcalc.positions import rotary, rotary_tables
 from memcalc.recorder import Storage
@@ -123,24 +123,6 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
     tables = rotary_tables(t, plan.tokens, width) if width else []
     names = [f"layers.{layer}" for layer in range(plan.model.layers)]
     return under_mask(t, plan, [(name, partial(block, t, plan, tables, name)) for name in names])
-
-
-def under_mask(t: Tape, plan: Plan, blocks: list[Block]) -> list[Block]:
-    """The blocks with the mask that all of them are given, where there is one (transformers/masking_utils.py: booleans for
-    scaled_dot_product_attention, the same for all samples; where attention is written out numbers, of each sample)."""
-    if not plan.masked:
-        return blocks
-    square = (plan.tokens, plan.tokens)
-    parts = [t.allocate(f"mask of {what}", square, "bool", "temporary", batched=False) for what in ("causes", "window")]
-    mask = t.allocate("mask", square, "bool", "inputs", batched=False)
-    parts.clear()
-    if plan.kernel == "eager":
-        mask = t.allocate("mask", square, t.weight_dtype, "inputs")
-
-    def masked(run: Callable[[Tensor], Tensor], held: Storage, x: Tensor) -> Tensor:
-        return run(x)
-
-    return [(name, partial(masked, run, mask)) for name, run in blocks]
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:

@@ -61,4 +61,28 @@ FAULTS = [
         right='        fields.setdefault("dropout", model.dropout)\n',
         wrong="        pass\n",
     ),
+    Fault(
+        name="a lock that a build holds is left behind",
+        file="extensions.py",
+        right="(os.path.realpath(lock) not in held)",
+        wrong="(held is not None)",
+    ),
+    Fault(
+        name="DeepSpeed's own Adam decays as torch's",
+        file="configs/deepspeed_json.py",
+        right='        said.setdefault("weight_decay", 0.0)',
+        wrong="        pass",
+    ),
+    Fault(
+        name="losses are scaled in bfloat16",
+        file="configs/settle.py",
+        right='if "scaling" in found and not (precision and precision.loss_scaling):',
+        wrong='if "scaling" in found and precision is None:',
+    ),
+    Fault(
+        name="a decay that takes memory is not the plan's",
+        file="hyperparameters.py",
+        right="bool(decay) != plan.update.l2:",
+        wrong="bool(decay) and plan.update.l2:",
+    ),
 ]

@@ -223,4 +223,16 @@ FAULTS = [
         right="        self._copy_out(unit)\n        self.last_gather = self.gathered",
         wrong="        self.last_gather = None\n        self._copy_out(unit)\n        self.last_gather = self.gathered",
     ),
+    Fault(
+        name="DeepSpeed lays weights out by their units",
+        file="parallel/zero.py",
+        right="    return sorted(weights, key=lambda weight: place.get(weight.name, len(place)))",
+        wrong="    return [weight for weight in weights if weight.name in place]",
+    ),
+    Fault(
+        name="an update on the host has no counter",
+        file="parallel/zero_3.py",
+        right='return len(self.groups) if self.offload.optimizer != "none" else 0',
+        wrong="return 0",
+    ),
 ]

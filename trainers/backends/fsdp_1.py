@@ -28,7 +28,7 @@ from trainers import optimizers
 from trainers.backends import Prepared, device_of, sharding_mesh
 from trainers.models import dtype_of, materialise, units
 
-__all__ = ["prepare"]
+__all__ = ["Saved", "prepare"]
 
 _PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
 _SHARDING = {
@@ -65,7 +65,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         cpu_offload=CPUOffload(offload_params=plan.offload.on),
     )
     optimizer = optimizers.make(wrapped.parameters(), plan)
-    saved = _Saved(wrapped, optimizer, names)
+    saved = Saved(wrapped, optimizer, names)
     return Prepared(
         model=wrapped,
         optimizer=optimizer,
@@ -80,7 +80,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     )
 
 
-class _Saved:
+class Saved:
     """Flat shards as the tensors they are parts of, by the names of the plan's weights."""
 
     def __init__(self, model: FullyShardedDataParallel, optimizer: Optimizer, names: dict[str, str]) -> None:

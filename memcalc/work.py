@@ -1,0 +1,185 @@
+"""What one rank computes in a step, counted from its weights: matrix products with their three sizes, stage by stage.
+
+A product of ``rows x k`` and ``k x n`` costs ``2 rows n k`` FLOPs and moves ``rows k + k n + rows n`` elements. Rows grow
+with the micro batch and weights do not, so sums over all products are enough for the time at every micro batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import isqrt, prod
+from typing import TYPE_CHECKING
+
+from memcalc.models import FAMILIES
+from memcalc.spec import HEAD, ROOT, Model, Weight
+from memcalc.stages import Stage, stage, stage_weights
+from memcalc.tensor_parallel import local
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
+
+__all__ = ["OPERATIONS", "StageWork", "Sums", "ends_block", "model_flops", "stages_of"]
+
+# The product that ends a block: non-reentrant checkpoints do not run it again. A block of the MLP ends with a ReLU and
+# one of BERT with a LayerNorm, whose saved tensors need it.
+_LAST = {
+    "gpt2": ".mlp.c_proj.weight",
+    "llama": ".mlp.down_proj.weight",
+    "decoder": ".mlp.down_proj.weight",
+    "vit": ".mlp.fc2.weight",
+}
+
+# Operations a block starts in forward, counted in trainers/models; backward starts about twice as many. A layer of
+# a model known by its size is taken for a GPT block. Megatron's fuse bias, GELU and dropout. Each expert starts six more.
+OPERATIONS = {
+    "bert": 16,
+    "decoder": 25,
+    "gpt2": 14,
+    "llama": 25,
+    "megatron": 14,
+    "mlp": 2,
+    "moe": 45,
+    "resnet": 10,
+    "size": 14,
+    "t5": 28,
+    "vit": 14,
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sums:
+    """Sums over matrix products of one sample's forward pass; ``weights`` alone does not grow with samples."""
+
+    products: float = 0.0
+    """Multiplications: rows x n x k."""
+    inputs: float = 0.0
+    """Elements of the streams that go in: rows x k."""
+    outputs: float = 0.0
+    """Elements that come out: rows x n."""
+    weights: float = 0.0
+    """Elements of the weights: n x k."""
+    stream: float = 0.0
+    """Outputs that norms, residuals and activations go over; sequence parallel divides those that it scatters."""
+    count: float = 0.0
+    """Products."""
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(**{f.name: getattr(self, f.name) + getattr(other, f.name) for f in fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageWork:
+    """What one stage of a pipeline computes on one rank; without a pipeline there is one."""
+
+    blocks: Sums
+    """Inside blocks."""
+    ends: Sums
+    """Before and after them: patches, projections, the head."""
+    trained: Sums
+    """Of both those whose weight gets a gradient, which takes a third product."""
+    last: float
+    """Multiplications of the products that end blocks."""
+    logits: float
+    """Elements of one sample's logits on this rank."""
+    layers: int
+    """Blocks."""
+    share: float
+    """Part of the model's blocks that is here, and so of its attention."""
+    parameters: int
+    trainable: int
+    tensors: int
+    """Weights one by one, trained or not."""
+    first: bool
+    final: bool
+
+
+def ends_block(family: str) -> str:
+    """How the name of the weight ends that a checkpoint need not run again; blank where there is none."""
+    return _LAST.get(family, "")
+
+
+def stages_of(plan: Plan) -> tuple[StageWork, ...]:
+    """The stages of the plan's pipeline in order.
+
+    >>> from memcalc.models import MODELS
+    >>> from memcalc.plan import Plan
+    >>> (only,) = stages_of(Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1))
+    >>> only.blocks.products == 1024 * 12 * 12 * 768**2, only.logits == 1024 * 50257
+    (True, True)
+    """
+    part = local(plan)
+    scatters = plan.layout.tensor if plan.layout.sequence else 1
+    weights = part.weights
+    stages = [stage(plan, index) for index in range(plan.layout.pipeline)]
+    return tuple(_stage(part.model, part.tokens, weights, plan.model.blocks, each, scatters) for each in stages)
+
+
+def _stage(model: Model, tokens: int, weights: list[Weight], blocks: int, part: Stage, scatters: int) -> StageWork:
+    family, last = FAMILIES[model.family], _LAST.get(model.family)
+    here = stage_weights(weights, part, model.tied)
+    inside, ends, trained, ending, logits = Sums(), Sums(), Sums(), 0.0, 0.0
+    looked_up = part.of > 1 and model.tied and not part.last  # its token table is the head of another stage
+    groups: dict[tuple[float, tuple[int, ...], bool, bool, bool], int] = {}
+    for w in here:
+        rows = family.rows(model, tokens, w)
+        if rows and not (looked_up and w.group == ROOT):
+            key = (rows, w.shape, "." in w.group, w.trainable, bool(last and w.name.endswith(last)))
+            groups[key] = groups.get(key, 0) + 1
+    for (rows, shape, block, trains, ends_one), times in groups.items():
+        sums = _sums(model, rows, shape, times, scatters)
+        inside, ends = (inside + sums, ends) if block else (inside, ends + sums)
+        trained = trained + sums if trains else trained
+        ending += sums.products if ends_one else 0.0
+        logits += rows * model.vocab * times if model.vocab in shape and not block and model.says_words else 0.0
+    return StageWork(
+        blocks=inside,
+        ends=ends,
+        trained=trained,
+        last=ending,
+        logits=logits,
+        layers=len({w.group for w in here if w.group not in (ROOT, HEAD) and "." in w.group}),
+        share=part.blocks / blocks if part.of > 1 and blocks else 1.0,
+        parameters=sum(w.numel for w in here),
+        trainable=sum(w.numel for w in here if w.trainable),
+        tensors=len(here),
+        first=part.first,
+        final=part.last,
+    )
+
+
+def _sums(model: Model, rows: float, shape: tuple[int, ...], times: int, scatters: int) -> Sums:
+    """Of ``times`` equal weights. One of which only the size is known is taken for a square."""
+    copies = times
+    if len(shape) == 3 and model.experts and shape[0] == model.experts:  # experts side by side
+        copies, shape = times * shape[0], shape[1:]
+    numel = prod(shape)
+    n = shape[0] if len(shape) > 1 else max(isqrt(numel), 1)
+    k = numel / n
+    return Sums(
+        products=copies * rows * numel,
+        inputs=copies * rows * k,
+        outputs=copies * rows * n,
+        weights=copies * numel,
+        stream=copies * rows * n / (scatters if n == model.hidden else 1),
+        count=copies,
+    )
+
+
+def model_flops(plan: Plan) -> float:
+    """FLOPs of one sample by the convention that MFU is quoted in: (6 N + 12 L H S) a token, with all N parameters
+    (llm-foundry scripts/train/benchmarking; PaLM, appendix B), of experts those that a token takes; of what reads no
+    tokens 6 a multiplication. Recomputation does not count.
+
+    >>> from memcalc.models import MODELS
+    >>> from memcalc.plan import Plan
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1)
+    >>> model_flops(plan) == 1024 * (6 * 124439808 + 12 * 12 * 768 * 1024)
+    True
+    """
+    model, family = plan.model, plan.family
+    weights = family.weights(model)
+    if not plan.tokens:
+        return 6.0 * sum(w.numel * family.rows(model, plan.tokens, w) for w in weights)
+    share = model.top_k / model.experts if model.experts else 1.0
+    active = sum(w.numel * (share if ".experts." in w.name else 1.0) for w in weights)
+    return plan.tokens * 6 * active + 12 * model.heads * model.head_width * sum(family.pairs(model, plan.tokens))

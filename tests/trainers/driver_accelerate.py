@@ -1,0 +1,34 @@
+"""``driver.py`` with an accelerate that takes FSDP on a CPU as it does on a GPU.
+
+accelerate/state.py, AcceleratorState, asks for a GPU before it believes a plugin for FSDP; here it is told afterwards. What
+it then does with models and optimizers, on gloo, is its own code.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from accelerate.utils import DistributedType
+
+from tests.trainers import driver
+
+
+class Told(accelerate.Accelerator):
+    """Takes the plugin it was given."""
+
+    def __init__(self, *, fsdp_plugin: Any = None, **settings: Any) -> None:
+        super().__init__(**settings)
+        if fsdp_plugin is not None:
+            for state in (PartialState, AcceleratorState):
+                state._shared_state["device"] = torch.device("cpu")  # cpu:0 is another one to FSDP 1
+            AcceleratorState._shared_state |= {"distributed_type": DistributedType.FSDP, "fsdp_plugin": fsdp_plugin}
+
+
+if __name__ == "__main__":
+    accelerate.Accelerator = Told
+    driver.main(Path(sys.argv[1]))
