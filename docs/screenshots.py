@@ -74,15 +74,23 @@ def browser() -> Iterator[Any]:
 
 
 def photograph(
-    chromium: Any, address: str, path: Path, *, width: int, height: int, dark: bool = False, ready: str = "body"
+    chromium: Any,
+    address: str,
+    path: Path,
+    *,
+    width: int,
+    height: int,
+    dark: bool = False,
+    ready: tuple[str, ...] = ("body",),
 ) -> None:
-    """A picture of a page's first screen, once the element ``ready`` is there."""
+    """A picture of a page's first screen, once all that is ``ready`` is there."""
     context = chromium.new_context(
         viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
     )
     page = context.new_page()
     page.goto(address)
-    page.locator(ready).first.wait_for()
+    for selector in ready:
+        page.locator(selector).first.wait_for()
     page.screenshot(path=path)
     context.close()
 
@@ -103,7 +111,12 @@ def calculator(chromium: Any) -> None:
         try:
             address = next(word for word in server.stdout.readline().split() if word.startswith("http://"))
             photograph(
-                chromium, address + ASKED, PICTURES / "ui.png", width=1200, height=900, ready="#verdict:not(:empty)"
+                chromium,
+                address + ASKED,
+                PICTURES / "ui.png",
+                width=1200,
+                height=900,
+                ready=("#parts tbody tr", "#choices tbody tr"),
             )
         finally:
             server.terminate()

@@ -33,7 +33,7 @@ from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.replay import Reserved
 from memcalc.reserved import Range, replayed, reserved_range
-from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Timeline
+from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Skeleton, Timeline
 
 __all__ = [
     "REHEARSED",
@@ -100,10 +100,15 @@ class Estimate:
         }
 
 
-def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None = None) -> Estimate:
+def estimate(
+    plan: Plan,
+    stage: int | None = None,
+    rehearsal: Rehearsed | None = None,
+    played: dict[int, Skeleton] | None = None,
+) -> Estimate:
     """Estimate one plan: its fullest rank, in a pipeline on the ``stage`` asked for or on the fullest.
 
-    A ``rehearsal`` takes the place of the ledger.
+    A ``rehearsal`` takes the place of the ledger; ``played`` is what the ledger gave at another micro batch (``fullest``).
 
     >>> from memcalc.models import Model
     >>> billion = Model(name="1e9 parameters", family="size", parameters=10**9)
@@ -111,7 +116,7 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None =
     20000000000
     """
     if rehearsal is None or rehearsal.timeline is None:
-        stage, bones = fullest(plan) if stage is None else (stage, skeleton(plan, stage))
+        stage, bones = fullest(plan, played) if stage is None else (stage, skeleton(plan, stage))
         timeline = bones.at(plan.micro_batch)
     else:
         stage, timeline = 0, with_workspaces(plan, rehearsal.timeline)

@@ -84,6 +84,7 @@ LAYERS = [
         "doctor_system",
         "meters",
         "bench",
+        "calibrate",
         "compare",
         "supervise",
         "training",

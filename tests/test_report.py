@@ -11,9 +11,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memcalc.cli.app import app
@@ -23,6 +24,7 @@ from memcalc.pictures.page.html import Html, data, element
 from memcalc.pictures.page.report import Report, alternatives, page
 from memcalc.pictures.step import step
 from memcalc.plan import Plan
+from memcalc.timeline import CATEGORIES
 from memcalc.units import format_both, format_bytes
 
 NASTY = "<script>alert(1)</script>\"'&</title><!-- ${x}"
@@ -73,6 +75,7 @@ TINY = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, gpu="t4")
 
 
 @given(st.text(), st.text())
+@example(NASTY, NASTY)
 @settings(max_examples=30)
 def test_plain_text_is_escaped_wherever_it_is_put(content: str, attribute: str) -> None:
     made = element("p", content, title=attribute)
@@ -121,6 +124,18 @@ def test_the_answer_stands_first(gpu: str | None, said: str) -> None:
     for size in found.peak.by_category.values():
         assert format_bytes(size) in text
     assert all(line in " ".join(text.split()) for line in (" ".join(each.split()) for each in found.assumptions))
+
+
+def test_what_a_category_takes_at_most_is_exact_however_few_columns_there_are() -> None:
+    found = estimate(TINY)
+    for columns in (7, 500):
+        figure = step(found, columns)
+        text = page(Report(figure=figure, run=None, tensors=[], alternatives="", command=""))
+        rows = dict(re.findall(r'</span>(\w+)</th>.*?most">(.*?)</td>', text))
+        assert set(rows) == {name for name in CATEGORIES if figure.most(name)}
+        for name, size in rows.items():
+            of_it = np.where(found.timeline.category == CATEGORIES.index(name), found.timeline.delta, 0)
+            assert size == format_bytes(int(np.cumsum(of_it).max()))
 
 
 def test_alternatives_are_of_the_same_job_or_say_why_not() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
+from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.models import MODELS
 from memcalc.plan import Plan
@@ -76,11 +78,14 @@ def command(
     from memcalc.estimate import estimate, usable_bytes
 
     plan = planned(plan_file, config, scale, words)
+    slow: AbstractContextManager[None] = nullcontext()
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
         click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
+        slow = waiting(f"still plays {blocks} blocks")
     rehearsal = rehearsed(plan, words) if plan.model.module.factory else None
-    found = estimate(plan, rehearsal=rehearsal)
+    with slow:
+        found = estimate(plan, rehearsal=rehearsal)
     if check and plan.gpu is None:
         raise InputError("--check needs --gpu NAME: without one it is not known what the plan should fit on")
     if save_plan is not None:

@@ -72,10 +72,10 @@ def readout(figure: Step) -> Html:
         return element("tr", element("th", swatch, name, scope="row"), *cells)
 
     rows = [
-        row(element("span", class_=f"swatch c-{name}"), name, name, found.by_category[name], int(figure.of(name).max()))
+        row(element("span", class_=f"swatch c-{name}"), name, name, found.by_category[name], figure.most(name))
         for name in reversed(figure.categories)
     ]
-    rows.append(row(Html(""), "in use", "total", found.bytes, int(layers.total.max(initial=0))))
+    rows.append(row(Html(""), "in use", "total", found.bytes, found.bytes))
     for each in figure.curves:
         now = "" if each.live is None else format_bytes(int(each.live[layers.peak]))
         cells = [
