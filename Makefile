@@ -8,6 +8,7 @@ STEPS ?= 40
 
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+ENGINES := $(VENV)/.engines
 SOURCES := memcalc trainers tests docs
 # ruff reads no setup.cfg, so its settings stand here.
 RUFF := --config 'line-length = 120' --config 'target-version = "py310"'
@@ -25,17 +26,25 @@ help: ## what can be made
 $(INSTALLED): setup.cfg setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet torch==2.13.0 || $(PY) -m pip install --quiet 'torch>=2.6'
-	$(PY) -m pip install --quiet -e '.[train,hf,dev]'
+	$(PY) -m pip install --quiet -e '.[train,hf,plot,dev]'
+	@touch $@
+
+# DeepSpeed builds with this environment's torch, and compiles its communication on a CPU when it is first used: 20 to 40 s,
+# here and once, so that no two tests wait for each other's lock. Without a C++ compiler its tests are left out, but not in CI.
+$(ENGINES): $(INSTALLED)
+	$(PY) -m pip install --quiet setuptools wheel ninja 'accelerate>=1.2'
+	DS_BUILD_OPS=0 $(PY) -m pip install --quiet --no-build-isolation deepspeed==0.19.8 || test -z "$$CI"
+	$(PY) -m trainers.backends.deepspeed_build || test -z "$$CI"
 	@touch $@
 
 demo: $(INSTALLED) ## recommend a plan for a small GPT on this machine, train it on real text, compare
 	rm -rf runs/demo
 	$(VENV)/bin/memcalc recommend gpt2-small-text --launch --steps $(STEPS) --out runs/demo
 
-test: $(INSTALLED) ## all tests, with the doctests of the code and of the docs, two files at a time
+test: $(INSTALLED) $(ENGINES) ## all tests, with the doctests of the code and of the docs, two files at a time
 	$(PY) -m pytest -q $(TWO)
 
-test-all: $(INSTALLED) ## the same, with every real run of the trainers where `test` has one in three
+test-all: $(INSTALLED) $(ENGINES) ## the same, with every real run of the trainers where `test` has one in three
 	ALL_RUNS=1 $(PY) -m pytest -q $(TWO)
 
 lint: $(INSTALLED) ## style, types, and the direction of the imports
@@ -54,14 +63,19 @@ docs: $(INSTALLED) ## run the commands shown in the docs again, then build docs/
 	$(PY) docs/published.py
 	$(PY) docs/render.py
 
+pictures: $(INSTALLED) ## draw the pictures of the docs; RECORD=1 trains the run that they show anew
+	$(PY) docs/screenshots.py $(if $(RECORD),--record)
+
 bench: $(INSTALLED) ## how fast: a cold start, a recommendation, the training loop
 	for script in cold_start recommend train_loop; do $(PY) tests/benchmarks/$$script.py || exit; done
 
-mutation: $(INSTALLED) ## plant the faults of tests/faults.py, one at a time; the tests must catch each
+mutation: $(INSTALLED) ## plant the faults of tests/faults, one at a time; the tests must catch each
 	$(PY) tests/mutation.py
 
 chaos: $(INSTALLED) ## kill ranks, agents and launchers at 50 random moments; every run must end as if nothing had been
-	KILLS=$${KILLS:-50} $(PY) -m pytest -q tests/trainers/test_chaos.py
+	rm -f $(VENV)/chaos.jsonl
+	KILLS=$${KILLS:-50} CHAOS_LOG=$(CURDIR)/$(VENV)/chaos.jsonl $(PY) -m pytest -q tests/trainers/test_chaos.py
+	$(PY) -m tests.trainers.chaos $(VENV)/chaos.jsonl > docs/validation/chaos.md
 
 validate: $(INSTALLED) ## 45 small plans trained on this machine's CPUs, each against its estimate
 	$(PY) -m memcalc validate --quick
@@ -75,4 +89,4 @@ clean: ## remove everything that make made
 	rm -rf $(VENV) build dist *.egg-info docs/_build runs .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help demo test test-all lint format docs bench mutation chaos validate gpu-check check clean
+.PHONY: help demo test test-all lint format docs pictures bench mutation chaos validate gpu-check check clean

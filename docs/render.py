@@ -2,7 +2,7 @@
 
 What fails a build: a link to a page, file or heading that does not exist, two headings with one anchor, a page
 with no title or more than one, a page that the index does not lead to, a link reference without a target,
-a code block that does not say its language, and raw HTML. Links to the web are left alone.
+a code block that does not say its language, a picture without words for those who do not see it, and raw HTML. Links to the web are left alone.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from markdown_it.token import Token
 __all__ = ["anchors", "build", "faults"]
 
 DOCS = Path(__file__).resolve().parent
+WORDS = 4
+"""A picture's text has at least as many."""
 LANGUAGES = {"console", "json", "pycon", "python", "text"}
 TEMPLATE = """<!doctype html>
 <html lang="en">
@@ -31,6 +33,7 @@ TEMPLATE = """<!doctype html>
 body {{ max-width: 56rem; margin: 2rem auto; padding: 0 1rem; font: 1rem/1.5 system-ui, sans-serif; }}
 nav a {{ margin-right: 1rem; }}
 pre {{ overflow-x: auto; padding: .75rem; background: #8881; font-size: .875rem; line-height: 1.35; }}
+img {{ max-width: 100%; height: auto; }}
 table {{ border-collapse: collapse; display: block; overflow-x: auto; }}
 th, td {{ padding: .25rem .6rem; border: 1px solid #8884; text-align: left; vertical-align: top; }}
 </style>
@@ -74,6 +77,10 @@ def faults(page: Path) -> Iterator[str]:
             yield f"{page.name}: code block at line {(token.map or [0])[0] + 1} has no known language"
     for link in inline(tokens, "link_open"):
         yield from broken(page, str(link.attrs["href"]))
+    for image in inline(tokens, "image"):
+        yield from broken(page, str(image.attrs["src"]))
+        if len(image.content.split()) < WORDS:
+            yield f"{page.name}: {image.attrs['src']} has no words that say what is on it"
     for text in inline(tokens, "text"):
         if re.search(r"\]\[|</?[a-z]+[ >]", text.content):
             yield f"{page.name}: raw HTML or a reference without a target in {text.content!r}"
@@ -133,6 +140,9 @@ def rendered(page: Path, docs: Path, target: Path, pages: list[Path]) -> str:
             link.attrSet("href", f"{path[:-3]}.html{hash_}{anchor}")
         elif path and "://" not in path:
             link.attrSet("href", os.path.relpath(page.parent / path, target.parent))
+    for image in inline(tokens, "image"):
+        if "://" not in str(image.attrs["src"]):
+            image.attrSet("src", os.path.relpath(page.parent / str(image.attrs["src"]), target.parent))
     steps = "../" * len(page.relative_to(docs).parts[1:])
     nav = " ".join(f'<a href="{steps}{other.stem}.html">{other.stem}</a>' for other in pages if other.parent == docs)
     title = tokens[tokens.index(headings[0]) + 1].content

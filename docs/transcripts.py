@@ -4,7 +4,8 @@ A block that starts with ```` ```console ```` is a transcript: each line `$ memc
 it is replaced by what it printed. All commands of one page run in one empty folder, in order. A block marked
 ```` ```console machine ```` shows what depends on the machine (its cores, its speed); it is run only with
 `--machine`, and no test compares it. In the folder lie `book.txt`, the text of all pages, to train on, `mistral/config.json`,
-that of the published 7B model, `snapshot.pickle`, a small memory snapshot in torch's format, and what stands in blocks marked ```` ```python NAME.py ````.
+that of the published 7B model, `snapshot.pickle`, a small memory snapshot in torch's format, `recorded`, a run's plan and
+measurement, and what stands in blocks marked ```` ```python NAME.py ````.
 """
 
 from __future__ import annotations
@@ -69,6 +70,7 @@ def refreshed(text: str, *, machine: bool = False) -> str:
         (Path(folder) / "mistral").mkdir()
         shutil.copy(ROOT / "tests" / "configs" / "mistral-7b.json", Path(folder) / "mistral" / "config.json")
         shutil.copy(ROOT / "docs" / "snapshot.pickle", folder)
+        shutil.copytree(ROOT / "docs" / "pictures" / "recorded", Path(folder) / "recorded")
         for name, code in FILE.findall(text):
             (Path(folder) / name).write_text(code, encoding="utf-8")
 

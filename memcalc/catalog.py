@@ -46,6 +46,11 @@ class Catalog(Mapping[str, Row], Generic[Row]):
         # Mapping.get would let the error through: it expects a KeyError.
         return self._rows.get(self._key(name), default)
 
+    @property
+    def aliases(self) -> dict[str, str]:
+        """Other names, and whose they are."""
+        return dict(self._aliases)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._rows)
 

@@ -44,6 +44,9 @@ class Compute(Group):
     def check(self, plan: Plan) -> None:
         if self.offload_activations and (plan.reentrant or plan.family.unplayed):
             raise PlanError("offload activations: of layers that are known, and not in reentrant checkpoints")
+        if self.compile and plan.reentrant:
+            # torch._dynamo does not trace the autograd.Function of torch.utils.checkpoint, CheckpointFunction.
+            raise PlanError("compile: reentrant checkpoints are not compiled; leave out --reentrant or --compile")
         if self.float8 == "none":
             return
         if plan.family.reads != "tokens" or plan.family.unplayed:

@@ -117,7 +117,7 @@ class DeepSpeed(Group):
             return ""
         if self.pipeline_engine:
             return "with DeepSpeed's PipelineEngine"
-        if plan.strategy_row.zero_stage == 0 and plan.precision_row.master:
-            # Its wrappers of 16-bit weights (runtime/fp16) offer no whole masters by name, so nothing could go on from them.
-            return f"with deepspeed-0 in {plan.precision}, whose masters cannot be saved; take deepspeed-1"
+        if plan.strategy_row.zero_stage == 0 and plan.precision_row.master and plan.optimizer == "adagrad":
+            # Made before the masters take the weights' place (runtime/fp16/unfused_optimizer.py), its states are of the others.
+            return f"with deepspeed-0 in {plan.precision} by adagrad, whose states DeepSpeed loses; take deepspeed-1"
         return ""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
+from memcalc import extensions
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.doctor_facts import MISSING, OK, WARNING, Finding
 from memcalc.errors import InputError
@@ -20,6 +21,7 @@ __all__ = [
     "compiler",
     "disk",
     "host",
+    "left_locks",
     "libraries",
     "limits",
     "port",
@@ -133,7 +135,16 @@ def compiler(environ: Mapping[str, str], which: Callable[[str], str | None] = sh
     yield Finding(what="ninja", status=OK if ninja else needs, found=ninja or "none", cure="" if ninja else cure)
 
 
-def libraries(names: tuple[str, ...] = ("deepspeed", "accelerate", "transformers", "safetensors")) -> Finding:
+def left_locks(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
+    """Locks of builds that were killed; only where there are any."""
+    if locks := extensions.stale(environ, root):
+        names = ", ".join(lock.parent.name for lock in locks)
+        said = f"{len(locks)} left by builds that were killed: {names}"
+        cure = f"runs that use them wait for ever: {extensions.cure(locks)}"
+        yield Finding(what="locks of extensions", status=WARNING, found=said, cure=cure)
+
+
+def libraries(names: tuple[str, ...] = ("deepspeed", "accelerate", "transformers", "safetensors", "pyyaml")) -> Finding:
     """What is installed of the packages some plans take."""
     there = [f"{name} {found}" for name in names if (found := _installed(name))]
     lacking = [name for name in names if not _installed(name)]

@@ -80,7 +80,10 @@ def failure(plan: Plan, out: Path, code: int, *, log: str = "torchrun.log") -> R
             f"rank {first.rank} of {plan.ranks} ran out of memory in {first.moment}{_broken_by(plan, first)}; {advice}"
         )
         return OutOfMemory(f"{what}; see {out / 'logs' / f'rank-{first.rank}.log'}", following)
-    if any(status == Preempted.exit_code for _, status, _ in _exits(text)) and (told := preempted(out, signal.SIGTERM)):
+    # torchrun's SignalException: it has passed the signal on to the ranks.
+    agent_told = re.search(r"got signal: (15|Signals\.SIGTERM)\b", text)
+    left = agent_told or any(status == Preempted.exit_code for _, status, _ in _exits(text))
+    if left and (told := preempted(out, signal.SIGTERM)):
         return told
     killed = _killed(text)
     if killed is not None:  # the others lost their connection to it, and some had the time to say so

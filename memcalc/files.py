@@ -11,7 +11,7 @@ from typing import Any
 
 from memcalc.errors import FileError, shorten
 
-__all__ = ["read_bytes", "read_json", "read_text", "write_text"]
+__all__ = ["read_bytes", "read_json", "read_text", "write_bytes", "write_text"]
 
 _LIMIT = 64 * 2**20  # a plan, a config or a result is far smaller; a slip of the path should not fill the RAM
 
@@ -55,6 +55,15 @@ def read_json(source: Path | str, name: str) -> Any:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text as ``write_bytes`` does. Raises FileError."""
+    try:
+        data = text.encode()
+    except ValueError as error:
+        raise FileError(f"{path} cannot be written: {_cause(error)}") from None
+    write_bytes(path, data)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
     """Write through a temporary neighbour and a rename, so that readers see the old file or the new one.
 
     A link stays one: its target is written. Raises FileError.
@@ -71,8 +80,8 @@ def write_text(path: Path, text: str) -> None:
 
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:40]}.")
         try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(temporary, mode)

@@ -16,11 +16,13 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from memcalc import extensions
 from memcalc.errors import InputError, PlanError, RunError, shorten
 from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
+from memcalc.hyperparameters import check_coefficients, check_scaling
 from memcalc.named_code import code_options
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, check_space, held, newest_checkpoint, prepare
+from memcalc.run_folder import check_folder, check_space, ended, held, newest_checkpoint, prepare, sweep
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
@@ -123,8 +125,13 @@ def _run(
             grace_seconds=grace_seconds,
         )
     except Stopped as stopped:
+        ended(out, "stopped")
         raise preempted(out, stopped.signal) or Stopped(stopped.signal, how_to_go_on(out)) from None
+    finally:
+        if plan.nodes == 1:  # ranks of other machines may still be writing
+            sweep(out)
     if code:
+        ended(out, "failed")
         raise failure(plan, out, code, log=place.log)
     return Run(out=out, seconds=time.monotonic() - started)
 
@@ -170,7 +177,18 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
         require_accelerate(plan)
     check_plan(plan, out=out, training=training, place=place)
     check_space(plan, out)
-    return _check_machine(plan)
+    return [*_check_machine(plan), *_other_steps(plan, out, training)]
+
+
+def _other_steps(plan: Plan, out: Path, training: Training) -> list[str]:
+    """A warning where a resumed run's steps are not those of the run so far."""
+    before = Plan.load(out / "plan.json") if training.resume else plan
+    if before.global_batch == plan.global_batch:
+        return []
+    return [
+        f"a step takes {plan.global_batch} samples and took {before.global_batch} so far: the run does not learn what it "
+        "would have without a stop"
+    ]
 
 
 def check_plan(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) -> None:
@@ -187,6 +205,8 @@ def check_plan(plan: Plan, *, out: Path, training: Training, place: Place = _HER
         raise PlanError(f"{row.name} can be estimated but not trained: {row.library} is not part of torch, take adamw")
     if not row.trained:
         raise PlanError(f"{row.name} can be estimated but not trained: its step takes more than gradients, take adamw")
+    check_coefficients(plan, training.coefficients)
+    check_scaling(plan, training.scaling)
     if not place.node:
         check_folder(plan, out, resume=training.resume)
 
@@ -222,22 +242,32 @@ def require_engine(plan: Plan) -> None:
         raise RunError(
             f"{plan.strategy} on the CPU needs a C++ compiler, and {compiler} is none; install g++ or set CXX"
         )
+    if plan.device == "cpu" and shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None:
+        raise RunError(
+            f"{plan.strategy} on the CPU needs ninja, which builds what DeepSpeed takes there: pip install ninja"
+        )
+    if plan.device == "cpu" and (left := extensions.blocking()):
+        raise RunError(
+            f"a build of DeepSpeed's was killed and left a lock on which {plan.strategy} would wait for ever: "
+            f"{extensions.cure(left)}"
+        )
 
 
 def require_accelerate(plan: Plan) -> None:
-    """Raises RunError where accelerate is not installed, PlanError where it would run the plan in another way than said."""
-    if importlib.util.find_spec("accelerate") is None:
-        raise RunError("accelerate is not installed: pip install accelerate")
+    """Raises PlanError where accelerate would run the plan in another way than said, RunError where it is not installed."""
     row, layout = plan.strategy_row, plan.layout
     if row.gathers and plan.device == "cpu":
         # accelerate/state.py, AcceleratorState: FSDP only where the device is no CPU.
         raise PlanError("accelerate on the CPU makes DDP of FSDP without a word; take ddp, or leave out --accelerate")
-    ours = plan.strategy in ("single", "ddp") or (row.gathers and plan.fsdp.version == "2" and not row.replicates)
-    if not ours or layout.model_parallel > 1 or plan.offload.on or plan.precision_row.autocast:
+    zero = row.zero_stage is not None
+    ours = zero or plan.strategy in ("single", "ddp") or (row.gathers and not row.replicates)
+    if not ours or layout.model_parallel > 1 or (plan.offload.on and not zero) or plan.precision_row.autocast:
         raise PlanError(
-            f"accelerate is put around single, ddp and FSDP 2 in fp32 or bf16, not around {plan.strategy} in "
+            f"accelerate is put around single, ddp, FSDP and DeepSpeed without autocast, not around {plan.strategy} in "
             f"{plan.precision}; leave out --accelerate"
         )
+    if importlib.util.find_spec("accelerate") is None:
+        raise RunError("accelerate is not installed: pip install accelerate")
 
 
 def installed_torch() -> str | None:

@@ -65,7 +65,7 @@ class Layout(Group):
         if plan.ranks % self.model_parallel:
             raise PlanError(
                 f"{plan.ranks} ranks do not divide by tensor {self.tensor} x context {self.context} x pipeline {self.pipeline}"
-                f" = {self.model_parallel}"
+                f" = {self.model_parallel}; {self._ranks_that_divide(plan)}"
             )
         if plan.strategy_row.one_process and self != type(self)():
             raise PlanError(f"{plan.strategy} has a whole replica on every GPU; leave the other ways to divide it out")
@@ -82,10 +82,22 @@ class Layout(Group):
 
     def _check_instances(self, plan: Plan) -> None:
         ranks, groups = plan.data_parallel * self.context, self.optimizer_instances
-        if groups > 1 and not (plan.strategy_row.main_grads and plan.strategy_row.shards_optimizer):
-            raise PlanError(f"optimizer instances {groups}: {plan.strategy} has one; take megatron-distributed")
+        if groups > 1 and plan.strategy not in ("zero-1", "megatron-distributed"):
+            raise PlanError(
+                f"optimizer instances {groups}: {plan.strategy} has one; take zero-1 or megatron-distributed"
+            )
         if ranks % groups:
             raise PlanError(f"optimizer instances {groups} do not divide {ranks} ranks of data parallel")
+
+    def _ranks_that_divide(self, plan: Plan) -> str:
+        """What would do where ranks do not divide."""
+        each, ranks = self.model_parallel, plan.ranks
+        counts = " or ".join(str(count) for count in (ranks // each * each, ranks // each * each + each) if count)
+        degrees = [degree for degree in range(1, ranks + 1) if ranks % degree == 0]
+        alone = next((name for name in ("tensor", "context", "pipeline") if getattr(self, name) == each), "")
+        if not alone or len(degrees) > 12:
+            return f"{counts} ranks would do"
+        return f"{counts} ranks would do, or {alone} {', '.join(map(str, degrees[:-1]))} or {degrees[-1]}"
 
     def _check_tensor(self, plan: Plan) -> None:
         model = plan.model
@@ -168,10 +180,8 @@ class Layout(Group):
             return ""
         if plan.model.family != "llama" or plan.model.tied:
             return "with tensor parallel other models than Llama with a head of its own"
-        if plan.strategy != "single" and not (plan.strategy_row.gathers and plan.fsdp.version == "2"):
-            # torch/distributed/tensor/parallel/ddp.py, _localize_dtensor, puts new parameters in the model's place after
-            # every forward pass, which neither the optimizer nor DDP's reducer knows.
-            return f"with tensor parallel by {plan.strategy}; take single or FSDP 2"
+        if plan.strategy not in ("single", "ddp") and not (plan.strategy_row.gathers and plan.fsdp.version == "2"):
+            return f"with tensor parallel by {plan.strategy}; take single, ddp or FSDP 2"
         if plan.model.fused_qkv or plan.model.biases or plan.model.qk_norm:
             return "with tensor parallel a Llama whose products are fused or have biases"
         return "with loss parallel" if self.loss_parallel else ""
@@ -184,6 +194,8 @@ class Layout(Group):
         if plan.strategy_row.gathers and self.schedule == "interleaved":
             # _PipelineScheduleRuntime gathers whole stretches ahead (schedules.py, _add_unshard_reshard).
             return f"with an interleaved pipeline by {plan.strategy}; take 1f1b or gpipe"
+        if plan.static_graph:
+            return "with pipeline parallel and a static graph, which a schedule's passes are not"
         if plan.loss.chunk_head:
             return "with pipeline parallel and a head that is computed chunk by chunk"
         if plan.precision_row.loss_scaling:

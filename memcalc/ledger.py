@@ -21,6 +21,7 @@ from memcalc import ops
 from memcalc.adapted import adapting, prompting
 from memcalc.batch import Batch, make_batch
 from memcalc.checkpointing import matrix_products
+from memcalc.collector import uncollected
 from memcalc.cross_entropy import loss_of
 from memcalc.graph import Tensor
 from memcalc.models import Block
@@ -65,9 +66,12 @@ def skeletons(plan: Plan) -> dict[int, Skeleton]:
     return {each.index: play(plan, each) for each in telling(plan)}
 
 
-def fullest(plan: Plan) -> tuple[int, Skeleton]:
-    """The fullest stage at the plan's micro batch, the first of equals, and its skeleton."""
-    found = skeletons(plan)
+def fullest(plan: Plan, played: dict[int, Skeleton] | None = None) -> tuple[int, Skeleton]:
+    """The fullest stage at the plan's micro batch, the first of equals, and its skeleton.
+
+    ``played`` are the skeletons of a plan that differs in nothing but the micro batch, where they are known.
+    """
+    found = skeletons(plan) if played is None else played
     return max(found.items(), key=lambda item: (item[1].peaks([plan.micro_batch])[0], -item[0]))
 
 
@@ -79,14 +83,15 @@ def peaks(plan: Plan, micro_batches: list[int]) -> list[int]:
 
 def play(plan: Plan, stage: Stage) -> Skeleton:
     """One step of one stage, recorded."""
-    step = _Step(plan, stage)
-    if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
-        rehearsal = _Step(replace(plan, accumulation=1), stage)
-        rehearsal.run()
-        assert isinstance(rehearsal.hooks, Zero3)
-        step.hooks.modules.follow(rehearsal.hooks.modules.seen)
-    step.run()
-    return step.tape.skeleton(granularity(plan.device))
+    with uncollected():
+        step = _Step(plan, stage)
+        if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
+            rehearsal = _Step(replace(plan, accumulation=1), stage)
+            rehearsal.run()
+            assert isinstance(rehearsal.hooks, Zero3)
+            step.hooks.modules.follow(rehearsal.hooks.modules.seen)
+        step.run()
+        return step.tape.skeleton(granularity(plan.device))
 
 
 class _Step:

@@ -27,7 +27,7 @@ from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 __all__ = ["MEASUREMENT_VERSION", "Measurement", "RankMeasurement"]
 
 MEASUREMENT_VERSION = 1
-_STATUSES = ("running", "preempted", "done")
+_STATUSES = ("running", "preempted", "stopped", "failed", "done")
 _ARRAYS = {"ident": np.int64, "category": np.int8, "moment": np.int8, "delta": np.int64}
 
 
@@ -100,7 +100,8 @@ class Measurement:
 
     plan: Plan
     status: str
-    """``running`` until the last step is done; then ``done``."""
+    """``running`` until the last step is ``done``; ``preempted`` when all was saved before, ``stopped`` by a signal, or
+    ``failed``. One whose launcher was killed stays ``running``."""
     device: str
     """What it ran on: ``cpu``, or the name of the card."""
     versions: dict[str, str]
@@ -136,6 +137,8 @@ class Measurement:
         """Read a run's folder. Raises FileError when it is none, or the measurement of a rank is missing."""
         path = run / "run.json"
         if not path.exists():
+            if (run / "plan.json").exists() and (run / "logs").is_dir():
+                raise FileError(f"the run in {run} ended, or still is, before the steps whose memory is read")
             raise FileError(
                 f"{run} holds no run (there is no {path.name} in it); give the folder that launch --out wrote"
             )

@@ -75,9 +75,15 @@ class Offload(Group):
         if self.parameters != "none" and row.zero_stage < 3:
             raise PlanError(f"{row.name} cannot offload parameters, which are not divided; take deepspeed-3")
         if self.optimizer == "nvme" and row.zero_stage < 3:
-            raise PlanError(f"{row.name} cannot offload to nvme; take --offload-optimizer cpu, or deepspeed-3")
+            # stage_1_and_2.py asks only whether there is a device, and then keeps states on the host.
+            raise PlanError(
+                f"{row.name} cannot offload to nvme: DeepSpeed takes cpu in its place without a word; take "
+                "--offload-optimizer cpu, or deepspeed-3"
+            )
         if self.optimizer != "none" and plan.optimizer not in ("adam", "adamw"):
             raise PlanError(f"DeepSpeed updates offloaded states with its CPU Adam, not {plan.optimizer}; take adamw")
 
     def untrained(self, plan: Plan) -> str:
-        return "with offload to NVMe" if "nvme" in (self.optimizer, self.parameters) else ""
+        if "nvme" in (self.optimizer, self.parameters):
+            return "with offload to NVMe, for which DeepSpeed builds its async_io with libaio on a machine with a GPU; take cpu"
+        return ""

@@ -21,6 +21,7 @@ from memcalc.fsdp import Fsdp
 from memcalc.groups import Group
 from memcalc.hardware import GPUS, Gpu
 from memcalc.implementation import Implementation
+from memcalc.kernels import Attends, chosen
 from memcalc.layout import Layout
 from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
@@ -28,7 +29,7 @@ from memcalc.offload import Offload
 from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
-from memcalc.sound import check_attention, check_fields, check_world
+from memcalc.sound import check_attention, check_effects, check_fields, check_world, name_exactly
 from memcalc.spec import Weight
 from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
@@ -81,6 +82,8 @@ class Plan:
     """DDP's bucket_cap_mb."""
     bucket_views: bool = False
     """DDP's gradient_as_bucket_view."""
+    static_graph: bool = False
+    """DDP's static_graph: in the first step gradients are sent after backward, and the model's output is copied once."""
     set_to_none: bool = True
     """zero_grad(set_to_none=True): gradients are freed after the step."""
     device: str = "cuda"
@@ -105,12 +108,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_types(self)
+        name_exactly(self)
         if self.loss.vocab_multiple > 1:  # the padded one is what all else is counted by
             vocab = -(-self.model.vocab // self.loss.vocab_multiple) * self.loss.vocab_multiple
             object.__setattr__(self, "model", dataclasses.replace(self.model, vocab=vocab))
         check_fields(self)
         check_world(self)
         check_attention(self)
+        check_effects(self)
         self.family.check(self.model, self)
         for group in self.groups:
             group.check(self)
@@ -132,6 +137,8 @@ class Plan:
             return f"with {self.strategy}"
         if self.strategy_row.one_process and self.device == "cpu":
             return f"with {self.strategy} on the CPU, where nn.DataParallel divides nothing; take ddp"
+        if 0 < self.model.window <= self.tokens:
+            return f"with {self.tokens} tokens and a sliding window of {self.model.window}"
         said: str = self.family.untrained(self.model)
         return said or next((said for group in self.groups if (said := group.untrained(self))), "")
 
@@ -164,20 +171,31 @@ class Plan:
         return FAMILIES[self.model.family]
 
     @property
-    def kernel(self) -> str:
-        """The attention kernel: for ``auto`` the first that scaled_dot_product_attention can use.
+    def attends(self) -> Attends:
+        """What the plan asks of attention (memcalc/kernels.py)."""
+        return Attends(
+            device=self.device,
+            dtype=self.precision_row.compute,
+            head=self.model.head_width,
+            value=self.model.value_dim or self.model.head_width,
+            dropout=self.dropout if self.family.drops_shares else 0.0,
+            masked=self.masked,
+            gpu=self.gpu_row,
+        )
 
-        Flash is 16-bit only on CUDA, has no dropout on the CPU, and takes values only as wide as keys (aten/src/ATen/native/transformers/
-        cuda/sdp_utils.cpp and sdp_utils_cpp.cpp).
-        """
-        if self.attention != "auto" or self.family.written_out:
-            return "eager" if self.family.written_out else self.attention
-        if self.model.written_out:
+    @property
+    def masked(self) -> bool:
+        """Attention is given a mask, because the sequence is as long as the window it looks back, or longer
+        (transformers/masking_utils.py, _ignore_causal_mask_sdpa); flash-attn's own library, which is ``flash`` on CUDA when it
+        is asked for, takes the window itself."""
+        return 0 < self.model.window <= self.tokens and not (self.attention == "flash" and self.device == "cuda")
+
+    @property
+    def kernel(self) -> str:
+        """The attention kernel: for ``auto`` the first that scaled_dot_product_attention can use on the card."""
+        if self.family.written_out or (self.attention == "auto" and self.model.written_out):
             return "eager"
-        if self.device == "cpu":
-            drops = self.dropout and self.family.drops_shares
-            return "math" if drops or self.model.uneven else "flash"
-        return "efficient" if self.precision_row.compute == "float32" or self.model.uneven else "flash"
+        return chosen(self.attends) if self.attention == "auto" else self.attention
 
     @property
     def reduce_dtype(self) -> str:

@@ -49,8 +49,8 @@ class Structure:
     trainable: int
     """Parameters of the fullest stage that are trained, before strategies divide them."""
     tensors: int
-    broadcasts: bool
-    """ZeroRedundancyOptimizer sends weights one by one."""
+    one_by_one: str
+    """The coefficient of what handles weights one by one once a step; blank where nothing does."""
     model_flops: float
 
     @property
@@ -105,7 +105,7 @@ def _structure(key: _Key) -> Structure:
         state_bytes=_state_bytes(plan.model, plan.optimizer, _updated_dtype(plan)),
         trainable=max(each.trainable for each in stages),
         tensors=fullest.tensors,
-        broadcasts=plan.ranks > 1 and plan.strategy == "zero-1",
+        one_by_one="broadcast-seconds" if plan.ranks > 1 and plan.strategy == "zero-1" else "",
         model_flops=model_flops(plan),
     )
 
@@ -143,7 +143,7 @@ def micro_batch(
     quick = 2.0 if plan.compute.float8 != "none" else 1.0  # 8-bit products run at twice the rate (data sheets)
     eight = work.blocks.products * (1 - 1 / quick)  # multiplications that are saved by it
     forward, backward, scores = (each * work.share for each in known.attention)
-    slow = v["attention-efficiency"]
+    slow = v["attention-efficiency-later" if hardware.later else "attention-efficiency"]
 
     def moved(sums: Sums, samples: Any) -> Any:
         return v["narrow-products"] * size * (samples * (sums.inputs + sums.outputs) + sums.weights) / memory
@@ -155,21 +155,19 @@ def micro_batch(
     compute = first + b * (2 * (whole.products + trained.products - 2 * eight) + backward / slow) / speed
     traffic = 2 * moved(whole, b) + moved(trained, b) + _cast_and_added(plan, work, known) / memory
     eager = v["score-passes"] * size * scores / memory
-    pointwise = 3 * passed(whole.stream) + b * (eager + compiled * v["logit-bytes"] * work.logits / memory)
+    pointwise = 3 * passed(work.stream) + b * (eager + compiled * v["logit-bytes"] * work.logits / memory)
     operations = known.operations * work.layers * compiled
     again = recomputed(plan, work, b, speed, slow, forward, eager, moved, passed)
     passes = 3 + (1 if plan.checkpoint_every else 0)
     kernels = passes * operations * v["kernel-seconds"] * (0.0 if plan.device == "cpu" else 1.0)
     hooks = _hooks(plan, known, work, v)
-    host = passes * operations * v["launch-seconds"]
-    units = plan.strategy_row.zero_stage is None  # each of FSDP's waits for its gather, which its hook starts
-    host, waiting = (host, hooks) if units else (host + hooks, 0.0)
+    host = passes * operations * v["cpu-launch-seconds" if plan.device == "cpu" else "launch-seconds"]
     sent = 0.0
     for each, of_bytes, of_calls in known.seconds(hardware, v):
         if each.per == SAMPLE:
             sent = sent + b * of_bytes + of_calls
     card = compute + again + traffic + pointwise + kernels + sent
-    micro = (card + host if plan.device == "cpu" else np.maximum(card, host)) + waiting
+    micro = (card + host if plan.device == "cpu" else np.maximum(card, host)) + hooks
     return {
         "compute": compute,
         "recompute": again + 0 * b,
@@ -204,13 +202,13 @@ def recomputed(
     if policy == "core-attention":
         return covered * attention
     if policy == "matrix-products":  # every second product and attention are kept
-        return covered * ((b * work.blocks.products / speed) + moved(work.blocks, b) / 2 + passed(work.blocks.stream))
+        return covered * ((b * work.blocks.products / speed) + moved(work.blocks, b) / 2 + passed(work.stream))
     products = 2 * work.blocks.products
     if not plan.reentrant and not plan.dropout:
         # Recomputation stops at the last saved tensor, before the product that ends a checkpoint
         # (torch/utils/checkpoint.py, early_stop); only one block in checkpoint_every ends one.
         products -= 2 * work.last / plan.checkpoint_every
-    return covered * (b * products / speed + attention + moved(work.blocks, b) + passed(work.blocks.stream))
+    return covered * (b * products / speed + attention + moved(work.blocks, b) + passed(work.stream))
 
 
 def _cast_and_added(plan: Plan, work: StageWork, known: Structure) -> float:
@@ -225,13 +223,12 @@ def _cast_and_added(plan: Plan, work: StageWork, known: Structure) -> float:
 
 
 def _hooks(plan: Plan, known: Structure, work: StageWork, v: Values) -> float:
-    """Host seconds an engine's hooks add to one micro batch."""
+    """Seconds an engine's hooks add to one micro batch: what waits for a gather or a bucket waits for the hook too."""
     if plan.ranks == 1:
         return 0.0
     row = plan.strategy_row
-    if row.zero_stage is not None:
-        each = {0: 0.0, 1: v["hook-seconds"], 2: v["hook-seconds"], 3: v["fetch-seconds"]}[row.zero_stage]
-        return work.tensors * each
+    if row.zero_stage is not None:  # stages 0 and 1 reduce once a step, bucket by bucket
+        return work.tensors * {2: v["hook-seconds"], 3: v["fetch-seconds"]}.get(row.zero_stage, 0.0)
     if not row.backend.startswith("fsdp"):
         return 0.0
     plain = plan.strategy.replace("fsdp-hybrid-shard-grad", "fsdp-shard-grad").replace("hybrid", "full")
@@ -249,7 +246,7 @@ def update(plan: Plan, known: Structure, b: Any, a: Any, hardware: Hardware, v: 
     fused = plan.optimizer_kind == "fused" or strategy.engine != "torch"
     passes = 1.0 if fused else v["unfused-passes"]
     if plan.offload.optimizer == "none":
-        host = known.tensors * v["launch-seconds"]
+        host = known.tensors * v["cpu-launch-seconds"]  # nothing but the operation itself
         stepping = max(touched * passes / hardware.memory_bandwidth, host)
     else:
         everyone = mine * known.neighbours  # ranks of a machine share its cores and its memory

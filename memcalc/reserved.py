@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from memcalc.allocator_options import AllocatorOptions
+from memcalc.collector import uncollected
 from memcalc.plan import Plan
 from memcalc.replay import Reserved, replay
 from memcalc.streams import delayed, stream_of
@@ -77,7 +78,7 @@ def reserved_range(
         return Range(low=allocated, point=allocated, high=allocated)
     free = free or replayed(plan, timeline)
     point = free.peak_reserved
-    if capacity is not None and point > capacity:
+    if capacity is not None and allocated <= capacity < point:  # what cannot hold the tensors would refuse one
         full = replayed(plan, timeline, capacity=capacity)
         point = point if full.refused else full.peak_reserved
     # A published share says nothing below what the replay needs for certain.
@@ -103,7 +104,8 @@ def replayed(
     """
     size, of_step = len(timeline.names), stream_of(plan, timeline.names)
     streams = {ident + step * size: stream for ident, stream in of_step.items() for step in range(steps + 1)}
-    return replay(run(plan, timeline, steps), options or plan.allocator_options, capacity=capacity, streams=streams)
+    with uncollected():
+        return replay(run(plan, timeline, steps), options or plan.allocator_options, capacity=capacity, streams=streams)
 
 
 def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:

@@ -20,10 +20,12 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from memcalc.errors import FileError, PlanError
+from memcalc.errors import FileError, MemcalcError, PlanError
+from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.records import build
@@ -31,7 +33,7 @@ from memcalc.training import Training
 from memcalc.units import format_bytes
 
 __all__ = [
-    "COMPLETE", "REHEARSAL", "check_folder", "check_space", "continued", "drop_old", "held", "newest_checkpoint", "prepare",
+    "COMPLETE", "REHEARSAL", "check_folder", "check_space", "continued", "drop_old", "ended", "held", "newest_checkpoint", "prepare", "sweep",
 ]  # fmt: skip
 
 REHEARSAL = "rehearsal.json"
@@ -43,6 +45,9 @@ _BEFORE_A_STEP = re.compile(
     r"lock(-node-\d+)?|(plan|next-plan|training)\.json|logs(/(torchrun(-node-\d+)?|rank-\d+)\.log)?|errors(/rank-\d+\.json)?"
 )
 """What a run leaves that failed before its first step was finished: nothing that could be missed."""
+
+_UNFINISHED = re.compile(r"\.((plan|next-plan|training|run|rehearsal|rank-\d+)\.json|model\.safetensors)\.\w+")
+"""A file that has not got its name yet (memcalc.files.write_text, trainers.weights.save_weights)."""
 
 
 def newest_checkpoint(out: Path) -> tuple[int, Path] | None:
@@ -70,6 +75,24 @@ def drop_old(checkpoints: Path, kept: int) -> None:
     for path in checkpoints.glob("step-*"):
         if path.name.removeprefix("step-").isdigit() and not (path / COMPLETE).exists():
             shutil.rmtree(path, ignore_errors=True)
+
+
+def ended(out: Path, status: str) -> None:
+    """Note in ``run.json``, if there is one, how a run ended that is not done."""
+    with contextlib.suppress(MemcalcError):  # damaged, or the disk is full: what failed first is what is said
+        record = Measurement.from_json(out / "run.json", "run.json")
+        if record.status == "running":
+            replace(record, status=status).save(out / "run.json")
+
+
+def sweep(out: Path) -> None:
+    """Remove files that a killed process left before they had their names; of weights one is as large as the model.
+    Only when no process of the run is left, or none has been started."""
+    for folder in (out, *(out / name for name in ("errors", "measured", "weights"))):
+        for path in folder.glob(".*"):
+            if _UNFINISHED.fullmatch(path.name):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def continued(out: Path, given: Mapping[str, Any]) -> tuple[Training, str]:
@@ -124,7 +147,8 @@ def _free(out: Path) -> bool:
     """Empty, or left by a run that finished no step. A plan alone may be the user's own."""
     names = [path.relative_to(out).as_posix() for path in out.rglob("*")]
     return all(name.startswith("lock") for name in names) or (
-        "logs" in names and all(_BEFORE_A_STEP.fullmatch(name) for name in names)
+        "logs" in names
+        and all(_BEFORE_A_STEP.fullmatch(name) or _UNFINISHED.fullmatch(Path(name).name) for name in names)
     )
 
 
@@ -192,6 +216,7 @@ def prepare(plan: Plan, training: Training, out: Path, *, log: str = "torchrun.l
         (out / "logs" / log).unlink(missing_ok=True)
         if first:
             shutil.rmtree(out / "errors", ignore_errors=True)
+            sweep(out)
     except OSError as error:
         raise FileError(f"{out} cannot be written: {(error.strerror or str(error)).lower()}") from None
     plan.save(out / "plan.json")

@@ -133,9 +133,11 @@ def _replicated(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collectiv
     calls = -(-size // (plan.bucket_mb << 20))
     yield Collective(what="gradients", operation="all-reduce", bytes=size, ranks=ranks, near=near, calls=calls)
     if plan.strategy_row.shards_optimizer:
-        # ZeroRedundancyOptimizer, _sync_params: when nothing is left to hide behind.
+        # ZeroRedundancyOptimizer, _sync_params: tensor by tensor, when nothing is left to hide behind.
+        fullest = max(stages, key=lambda each: each.parameters)
         yield Collective(
-            what="updated weights", operation="broadcast", bytes=size, ranks=ranks, near=near, hideable=False
+            what="updated weights", operation="broadcast", bytes=size, ranks=plan.shards, hideable=False,
+            near=_near(plan, plan.shards, plan.layout.tensor), calls=fullest.tensors,
         )  # fmt: skip
 
 
@@ -206,17 +208,35 @@ def _deepspeed(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collective
 
 
 def _megatron(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collective]:
-    """core/distributed/param_and_grad_buffer.py: float32 main gradients, after the last backward unless
-    ``--overlap-grad-reduce`` is given; the distributed optimizer gathers 16-bit weights."""
+    """core/distributed/param_and_grad_buffer.py: float32 main gradients, while backward runs with ``--overlap-grad-reduce``,
+    which is taken for given; the distributed optimizer gathers 16-bit weights. Of several instances each has all states:
+    gradients are scattered in one and then summed over all."""
     trained, _ = _sizes(stages)
     ranks, near = _data(plan)
-    size, of = FLOAT * trained, {"ranks": ranks, "near": near, "hideable": False}
+    size = FLOAT * trained
+
+    def calls(group: int) -> int:  # buckets (distributed_data_parallel.py): 40 million, or a million a rank
+        return -(-trained // max(40_000_000, 1_000_000 * group))
+
     if not plan.strategy_row.shards_optimizer:
-        yield Collective(what="gradients", operation="all-reduce", bytes=size, **of)  # type: ignore[arg-type]
+        yield Collective(
+            what="gradients", operation="all-reduce", bytes=size, ranks=ranks, near=near, calls=calls(ranks)
+        )  # fmt: skip
         return
-    low = DTYPE_BYTES[plan.precision_row.weights]
-    yield Collective(what="gradients", operation="reduce-scatter", bytes=size, **of)  # type: ignore[arg-type]
-    yield Collective(what="updated weights", operation="all-gather", bytes=low * trained, **of)  # type: ignore[arg-type]
+    low, shards, copies = DTYPE_BYTES[plan.precision_row.weights], plan.shards, ranks // plan.shards
+    near = _near(plan, shards, plan.layout.tensor)
+    yield Collective(
+        what="gradients", operation="reduce-scatter", bytes=size, ranks=shards, near=near, calls=calls(shards)
+    )  # fmt: skip
+    if copies > 1:
+        yield Collective(
+            what="gradients of instances", operation="all-reduce", bytes=size // shards, ranks=copies, calls=calls(shards),
+            near=_near(plan, copies, plan.layout.tensor * shards),
+        )  # fmt: skip
+    yield Collective(
+        what="updated weights", operation="all-gather", bytes=low * trained, ranks=shards, near=near, hideable=False,
+        calls=calls(shards),
+    )  # fmt: skip
 
 
 def _of_model_parallel(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Collective]:
@@ -254,10 +274,12 @@ def _of_model_parallel(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Co
             near=_near(plan, layout.expert, layout.tensor), hideable=False, calls=passes, per=SAMPLE,
         )  # fmt: skip
     if layout.pipeline > 1:
-        # Megatron sends each rank's share of the stream with sequence parallel (p2p_communication.py).
+        # Megatron and DeepSpeed send each rank's share of the stream and gather it on the other side (megatron's
+        # p2p_communication.py, scatter_gather_tensors_in_pipeline; deepspeed/runtime/pipe/engine.py, is_pipe_partitioned).
         passes, stride = 2 * layout.chunks, plan.ranks // layout.pipeline
+        shares = layout.tensor if layout.sequence or plan.strategy_row.engine != "torch" else 1
         yield Collective(
             what="stream between stages", operation="send", hideable=False, ranks=layout.pipeline,
-            bytes=passes * stream // (layout.tensor if layout.sequence else 1),
+            bytes=passes * stream // shares,
             near=1 if stride >= plan.ranks // plan.nodes else layout.pipeline, calls=passes, per=SAMPLE,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Any
 
 from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json, write_text
+from memcalc.hyperparameters import read_coefficients, read_scaling
 from memcalc.rates import read_schedule
 
 __all__ = ["TRAINING_VERSION", "Training"]
@@ -52,6 +53,11 @@ class Training:
     schedule: str = ""
     """The learning rate by step, as DeepSpeed's files say it, in JSON: ``{"type": "WarmupLR", "warmup_num_steps": 500}``.
     Blank is the loop's own: up in a line, then down in a cosine."""
+    coefficients: str = ""
+    """Numbers of the optimizer, as DeepSpeed's files say them, in JSON: ``{"betas": [0.9, 0.95], "weight_decay": 0.1}``.
+    What is not among them is torch's default."""
+    scaling: str = ""
+    """How a 16-bit loss is scaled, as the block ``fp16`` of DeepSpeed's files says it, in JSON."""
     accelerate: bool = False
     """The strategy is put around the model by accelerate."""
     resume: bool = False
@@ -74,6 +80,10 @@ class Training:
             raise InputError(f"clip {self.clip} must be at least 0 (0 switches it off) and finite")
         if self.schedule:
             read_schedule(self.schedule, self.learning_rate, self.steps)
+        if self.coefficients:
+            read_coefficients(self.coefficients)
+        if self.scaling:
+            read_scaling(self.scaling)
         if self.data is not None and not self.data.exists():
             raise FileError(f"data {self.data} does not exist; give a text file, a folder, or leave --data out")
         if self.data is not None and not (self.data.is_file() or self.data.is_dir()):
@@ -96,7 +106,8 @@ class Training:
         for name in ("data", "tokenizer"):
             if getattr(self, name) is not None:
                 words += [f"--{name}", str(getattr(self, name))]
-        words += ["--schedule", self.schedule] if self.schedule else []
+        for name in ("schedule", "coefficients", "scaling"):
+            words += [f"--{name}", getattr(self, name)] if getattr(self, name) else []
         return words + [f"--{name}" for name in ("accelerate", "resume") if getattr(self, name)]
 
     def as_saved(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from memcalc.checkpointing import Checkpointing
 from memcalc.compute import FLOAT8, Compute
 from memcalc.fsdp import Fsdp
 from memcalc.implementation import Implementation
+from memcalc.kernels import Attends, refusal
 from memcalc.layout import Layout
 from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
@@ -22,6 +23,7 @@ from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.quantised import QUANTISED
+from memcalc.sound import ATTENTIONS
 from memcalc.strategies import STRATEGIES
 from tests.drawn_fields import checkpointings, deepspeeds, losses, offloads, updates
 from tests.drawn_models import gpt2s, llamas, megatrons, models
@@ -63,12 +65,13 @@ def precisions(strategy: str) -> list[str]:
     return [each.name for each in PRECISIONS.values() if row.masters or not each.master]
 
 
-def attentions(device: str, precision: str, dropout: float) -> list[str]:
-    """The attention kinds that exist for a device, a precision and a dropout."""
-    kinds = ["auto", "math", "eager"]
-    if device == "cuda":
-        return [*kinds, "efficient"] + ["flash"] * (PRECISIONS[precision].compute != "float32")
-    return kinds + ["flash"] * (not dropout)
+def attentions(model: Model, device: str, precision: str, dropout: float) -> list[str]:
+    """The attention kinds that exist for a model, a device, a precision and a dropout."""
+    head = model.head_width
+    asked = Attends(
+        device=device, dtype=PRECISIONS[precision].compute, head=head, value=model.value_dim or head, dropout=dropout
+    )
+    return [kernel for kernel in ATTENTIONS if not refusal(kernel, asked)]
 
 
 @st.composite
@@ -112,7 +115,7 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
         fused=lora and not dropout and draw(st.booleans()),
         scattered=lora and draw(st.booleans()),
         trains_rest=lora and quantize == "none" and draw(st.booleans()),
-        rank=draw(st.integers(1, 5)),
+        rank=draw(st.integers(1, max(1, min(5, max(model.hidden, *model.widths, 0))))),
         targets="all-linear" if model.family == "mlp" else draw(st.sampled_from(list(TARGETS))),
         dropout=dropout,
         dtype=draw(st.sampled_from(["weights", "float32"] if kind == "lora" else ["weights"])),
@@ -183,9 +186,7 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         tokens=tokens,
         checkpoint_every=checkpoint_every,
         reentrant=reentrant,
-        attention=draw(
-            st.sampled_from([k for k in attentions(device, precision, dropout) if k != "flash" or not chosen.uneven])
-        )
+        attention=draw(st.sampled_from(attentions(chosen, device, precision, dropout)))
         if chosen.heads and not written_out and not chosen.written_out
         else "auto",
         dropout=dropout,
@@ -196,9 +197,10 @@ def plans(draw: st.DrawFn, model: st.SearchStrategy[Model] | None = None, max_ra
         loss=loss,
         bucket_mb=draw(st.sampled_from([1, 25])),
         bucket_views=draw(st.booleans()),
+        static_graph=draw(st.booleans()),
         set_to_none=set_to_none,
         update=update,
-        compute=Compute(compile=draw(st.booleans()), float8=float8, offload_activations=away),
+        compute=Compute(compile=not reentrant and draw(st.booleans()), float8=float8, offload_activations=away),
         device=device,
         fsdp=draw(
             fsdps(

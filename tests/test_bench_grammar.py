@@ -116,7 +116,7 @@ def test_dtypes_that_are_there(cells: dict[str, str], precision: str) -> None:
         ({"grad_accum": "4 printed"}, "grad accum is '4 printed', not a number"),
         ({"vocab": ""}, "vocab is not stated"),
         ({"attention": "flash", "param_dtype": "fp32", "compute_dtype": "fp32"},
-         "no sound plan: flash attention on CUDA computes in 16 bit, not float32, take --attention efficient or amp-bf16"),
+         "no sound plan: attention flash: on CUDA it computes in 16 bit, not float32, take --attention efficient"),
     ],
 )  # fmt: skip
 def test_what_memcalc_has_no_term_for_is_named(cells: dict[str, str], missing: str) -> None:

@@ -56,7 +56,7 @@ def test_between_the_bounds_it_is_not_said_to_fit(run: Run) -> None:
 
 
 def test_a_saved_plan_is_checked_on_its_card_or_another(run: Run) -> None:
-    run("estimate", "gpt2-medium", "--gpu", "a100-80gb", "--save-plan", "plan.json")
+    run("estimate", "gpt2-large", "--gpu", "a100-80gb", "--save-plan", "plan.json")
     assert run("check", "plan.json").exit_code == 0
     result = run("check", "plan.json", "--gpu", "rtx-2080", "--format", "csv")
     assert result.exit_code == 1

@@ -56,6 +56,7 @@ FLAGS = [
     "--reentrant",
     "--keep-gradients",
     "--bucket-views",
+    "--static-graph",
     "--explain",
     "--check",
     "--nonsense",

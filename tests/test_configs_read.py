@@ -14,6 +14,7 @@ from memcalc.configs import Settled, apply, read, settle
 from memcalc.configs.blocks import block_classes
 from memcalc.errors import FileError, InputError, PlanError
 from memcalc.hf.rows import TYPES
+from memcalc.hyperparameters import read_coefficients, read_scaling
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.training import Training
@@ -88,13 +89,37 @@ def test_the_tutorials_deepspeed_file(tmp_path: Path) -> None:
     assert [rates.rate_at(step) for step in (0, 1, 599)] == [1e-7, 1e-7, 3e-5]
     said = "\n".join(found.notes)
     assert "offload_param cpu is ignored: DeepSpeed offloads it from stage 3 on, not in stage 2" in said
-    for key in (
-        "steps_per_print",
-        "fp16.loss_scale",
-        "fp16.initial_scale_power",
-        "wall_clock_breakdown",
-    ):
+    for key in ("steps_per_print", "wall_clock_breakdown"):
         assert key in said
+    # The numbers of the update are used by the run itself.
+    assert read_coefficients(found.training["coefficients"]) == {
+        "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 3e-7,
+    }  # fmt: skip
+    assert read_scaling(found.training["scaling"]) == {"loss_scale": 0, "initial_scale_power": 16}
+
+
+def test_deepspeeds_adam_decays_nothing_unless_told(tmp_path: Path) -> None:
+    """deepspeed/ops/adam/fused_adam.py: weight_decay=0.0; torch.optim.AdamW has 0.01."""
+    for params, decay in (({}, 0.0), ({"weight_decay": "auto"}, 0.0), ({"torch_adam": True}, None)):
+        text = json.dumps({"train_batch_size": 8, "optimizer": {"type": "AdamW", "params": params}})
+        found = settled(tmp_path, text, ranks=2).training.get("coefficients", "{}")
+        assert read_coefficients(found).get("weight_decay") == decay
+
+
+def test_coefficients_are_those_of_the_optimizer_that_runs(tmp_path: Path) -> None:
+    found = settled(tmp_path, TUTORIAL, ranks=8, optimizer="sgd")
+    assert "coefficients" not in found.training
+    assert any("coefficients of another optimizer are left out" in note for note in found.notes)
+
+
+def test_nvme_takes_a_place_on_a_disk(tmp_path: Path) -> None:
+    zero = {"stage": 3, "offload_optimizer": {"device": "nvme", "nvme_path": "/disk", "buffer_count": 5}}
+    text = json.dumps({"train_batch_size": 8, "bf16": {"enabled": True}, "zero_optimization": zero})
+    fields = settled(tmp_path, text, ranks=2).fields
+    assert (fields["offload.optimizer"], fields["offload.optimizer_buffers"]) == ("nvme", 5)
+    del zero["offload_optimizer"]["nvme_path"]  # type: ignore[attr-defined]
+    with pytest.raises(FileError, match="to nvme needs nvme_path, a folder on the disk"):
+        settled(tmp_path, json.dumps({"train_batch_size": 8, "zero_optimization": zero}), ranks=2)
 
 
 def test_scaled_the_batch_of_a_deepspeed_file_stays(tmp_path: Path) -> None:
@@ -109,6 +134,8 @@ def test_scaled_to_a_cpu_deepspeed_trains_in_bfloat16(tmp_path: Path) -> None:
     found = settled(tmp_path, TUTORIAL, scale=2, gpus=False)
     assert (found.fields["precision"], found.fields["offload.optimizer"]) == ("bf16-master", "none")
     assert any("precision fp16-master -> bf16-master" in note for note in found.notes)
+    assert "scaling" not in found.training
+    assert any("no losses are scaled in bf16-master" in note for note in found.notes)
     assert settled(tmp_path, TUTORIAL, scale=2).fields["precision"] == "fp16-master"
     assert settled(tmp_path, TUTORIAL, scale=2, gpus=False, precision="fp32").fields["precision"] == "fp32"
 

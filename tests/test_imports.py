@@ -14,18 +14,29 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Lowest first: a module imports from its own row or from rows above it, never from a row below.
 LAYERS = [
-    ["errors", "units", "files", "records"],
-    ["catalog", "plain_pickle", "rates", "snapshot_fields"],
+    ["errors", "units", "files", "records", "extensions", "collector"],
+    ["catalog", "palette", "plain_pickle", "rates", "hyperparameters", "snapshot_fields"],
+    ["coefficients"],
     ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
     ["replay", "allocator_history", "snapshot_origin", "snapshot_timeline", "snapshot_summary"],
-    ["recorder"],
+    ["recorder", "kernels"],
     ["groups", "schedules", "engines"],
     ["layout"],
     ["graph"],
     ["autograd"],
     ["tape"],
-    ["ops", "norms", "positions", "context_parallel", "softmaxes", "attention", "convolution", "experts"],
+    [
+        "ops",
+        "norms",
+        "positions",
+        "context_parallel",
+        "softmaxes",
+        "fused_attention",
+        "attention",
+        "convolution",
+        "experts",
+    ],
     ["stacked_experts"],
     ["tensor_parallel", "vocab_parallel", "megatron", "cross_entropy"],
     ["models"],
@@ -58,7 +69,6 @@ LAYERS = [
     ["assumptions"],
     ["estimate"],
     [
-        "coefficients",
         "work",
         "traffic",
         "links",
@@ -80,6 +90,7 @@ LAYERS = [
         "doctor_system",
         "meters",
         "bench",
+        "calibrate",
         "compare",
         "supervise",
         "training",
@@ -93,7 +104,9 @@ LAYERS = [
     ],
     ["configs"],
     ["tables"],
+    ["pictures"],
     ["cli"],
+    ["ui"],
     ["__main__"],
 ]
 ALLOWED = {
@@ -102,7 +115,7 @@ ALLOWED = {
 }
 OPTIONAL = {
     "trainers": {"PIL", "accelerate", "deepspeed", "safetensors", "tokenizers", "transformers"},
-    "memcalc": {"yaml"},
+    "memcalc": {"matplotlib", "yaml"},
 }  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])

@@ -14,8 +14,9 @@ import pytest
 
 from memcalc.errors import RunError
 from memcalc.failure import failure
+from memcalc.measurement import Measurement
 from memcalc.plan import Plan
-from tests.launching import CHECKPOINT, PLAN, TWO, run
+from tests.launching import CHECKPOINT, PLAN, TWO, checkpoint, run
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -177,3 +178,20 @@ def test_what_an_earlier_try_said_is_forgotten(tmp_path: Path, stub: Callable[[s
     stub("sys.exit(9)")
     with pytest.raises(RunError, match="exit code 9"):
         run(PLAN, tmp_path, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("log", "code"),
+    [
+        ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 15\n", 75),
+        ("torch.distributed.elastic.multiprocessing.api.SignalException: Process 7 got signal: 2\n", 1),
+    ],
+)
+def test_torchrun_that_was_told_to_stop_after_the_ranks_had_saved(tmp_path: Path, log: str, code: int) -> None:
+    checkpoint(tmp_path, 7)
+    Measurement(plan=TWO, status="preempted", device="cpu", versions={}, losses=[1.0]).save(tmp_path / "run.json")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "torchrun.log").write_text(log)
+    found = failure(TWO, tmp_path, 1)
+    assert found.exit_code == code
+    assert ("stopped by SIGTERM and saved; resume with: " in str(found)) == (code == 75)

@@ -88,6 +88,8 @@ def test_more_of_anything_never_needs_less(plan: Plan) -> None:
     # bits, or elsewhere.
     if plan.optimizer in ("adafactor", "adafactor-hf", *QUANTISING):
         plan = replaced(plan, optimizer="adamw", optimizer_kind="foreach")
+    if plan.model.heads and plan.kernel in ("efficient", "math"):  # which is taken depends on the width of a head
+        plan = replaced(plan, attention="math")
     base = ledger(plan).peak().bytes
     model = plan.model
     assert ledger(replaced(plan, micro_batch=plan.micro_batch + 1)).peak().bytes >= base

@@ -12,7 +12,7 @@ from click.testing import CliRunner, Result
 
 from memcalc import failure
 from memcalc.cli.app import app
-from memcalc.cli.report import summary
+from memcalc.cli.summary import summary
 from memcalc.errors import FileError, InputError, PlanError
 from memcalc.estimate import Rehearsed, estimate
 from memcalc.ledger import ledger

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -16,11 +17,12 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memcalc.cli.app import app
-from memcalc.errors import FileError, PlanError
-from memcalc.launch import launch
+from memcalc.errors import FileError, PlanError, RunError
+from memcalc.launch import check, launch
+from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, continued, held, newest_checkpoint
+from memcalc.run_folder import check_folder, continued, held, newest_checkpoint, sweep
 from memcalc.supervise import Stopped
 from memcalc.training import Training
 from tests.launching import CHECKPOINT, PLAN, checkpoint, refused, run, write
@@ -71,6 +73,51 @@ def test_the_folder_of_a_run_that_made_no_step_is_used_again(tmp_path: Path, stu
 def test_nothing_else_is_overwritten(tmp_path: Path, name: str) -> None:
     write(tmp_path, (*FAILED, name))
     refused(PLAN, tmp_path, "is not empty; give another folder$", FileError)
+
+
+@pytest.mark.parametrize(
+    ("code", "before", "after"), [(3, "running", "failed"), (3, "preempted", "preempted"), (0, "done", "done")]
+)
+def test_the_record_says_how_a_run_ended(
+    tmp_path: Path, stub: Callable[[str], None], code: int, before: str, after: str
+) -> None:
+    record = Measurement(plan=PLAN, status=before, device="cpu", versions={}, losses=[1.0])
+    record.save(tmp_path / "record.json")
+    copied = f"shutil.copy({str(tmp_path / 'record.json')!r}, sys.argv[2] + '/run.json')"
+    stub(f"import shutil, sys; {copied}; print('step 1'); sys.exit({code})")
+    with contextlib.suppress(RunError):
+        run(PLAN, tmp_path / "run", [])
+    assert Measurement.from_json(tmp_path / "run" / "run.json").status == after
+
+
+def test_a_resumed_run_with_other_steps_is_warned_of(tmp_path: Path) -> None:
+    checkpoint(tmp_path, 5)
+    PLAN.save(tmp_path / "plan.json")
+    training = Training(resume=True)
+    assert check(PLAN, out=tmp_path, training=training) == []
+    other = replace(PLAN, accumulation=PLAN.accumulation * 2)
+    (said,) = check(other, out=tmp_path, training=training)
+    assert said.startswith(f"a step takes {other.global_batch} samples and took {PLAN.global_batch} so far")
+
+
+UNFINISHED = (
+    ".plan.json.d0oym7tp",
+    "errors/.rank-1.json.a_b3",
+    "measured/.rank-0.json.x",
+    "weights/.model.safetensors.4711",
+    ".run.json.1",
+)
+
+
+def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path, stub: Callable[[str], None]) -> None:
+    write(tmp_path, FAILED + UNFINISHED[:2])
+    stub("import pathlib, sys; pathlib.Path(sys.argv[2], '.run.json.2').touch(); print('step 1')")
+    run(PLAN, tmp_path, [])
+    assert [path for path in tmp_path.rglob(".*") if path.is_file()] == []
+    kept = ("notes/.run.json.3", ".gitignore", ".run.json", "weights/.model.safetensors")
+    write(tmp_path, (*UNFINISHED, *kept))
+    sweep(tmp_path)
+    assert {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob(".*") if path.is_file()} == set(kept)
 
 
 def test_two_runs_in_one_folder(tmp_path: Path, stub: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from memcalc import launch as launch_module
+from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import MemcalcError, PlanError, RunError
 from memcalc.fsdp import Fsdp
@@ -30,7 +31,10 @@ HOST = Offload(optimizer="cpu", parameters="cpu")
     ("plan", "why"),
     [
         (replace(PLAN, strategy="data-parallel"), "nn.DataParallel divides nothing; take ddp"),
-        (replace(LLAMA, ranks=4, layout=Layout(tensor=2)), "with tensor parallel by ddp; take single or FSDP 2"),
+        (
+            replace(LLAMA, ranks=4, strategy="zero-1", layout=Layout(tensor=2)),
+            "with tensor parallel by zero-1; take single, ddp or FSDP 2",
+        ),
         (replace(PLAN, ranks=4, layout=PIPED, strategy="zero-1"), "with pipeline parallel by zero-1"),
         (replace(PLAN, ranks=4, layout=PIPED, precision="amp-fp16"), "scaled losses; take bf16"),
         (
@@ -38,13 +42,13 @@ HOST = Offload(optimizer="cpu", parameters="cpu")
             "with pipeline parallel by fsdp-full-shard",
         ),
         (
-            replace(ZERO, strategy="deepspeed-0", precision="bf16-master"),
-            "whose masters cannot be saved; take deepspeed-1",
+            replace(ZERO, strategy="deepspeed-0", precision="bf16-master", optimizer="adagrad"),
+            "by adagrad, whose states DeepSpeed loses; take deepspeed-1",
         ),
         (replace(ZERO, deepspeed=DeepSpeed(pipeline_engine=True)), "with DeepSpeed's PipelineEngine"),
         (
             replace(ZERO, device="cuda", strategy="deepspeed-3", offload=Offload(optimizer="nvme")),
-            "with offload to NVMe",
+            "with offload to NVMe, for which DeepSpeed builds its async_io with libaio on a machine with a GPU; take cpu",
         ),
     ],
 )
@@ -74,7 +78,14 @@ def test_what_trainers_can_run(plan: Plan) -> None:
         ({"offload": Offload(parameters="cpu"), "strategy": "deepspeed-2"}, "deepspeed-2 cannot offload parameters"),
         ({"offload": HOST, "strategy": "fsdp-full-shard", "fsdp": Fsdp(version="1")}, "FSDP 1 pins what it offloads"),
         ({"offload": Offload(optimizer="nvme"), "strategy": "deepspeed-3"}, "NVMe is from a GPU"),
-        ({"ranks": 8, "layout": Layout(tensor=3)}, "8 ranks do not divide by tensor 3"),
+        (
+            {"checkpoint_every": 1, "reentrant": True, "compute": Compute(compile=True)},
+            "reentrant checkpoints are not compiled",
+        ),
+        (
+            {"ranks": 8, "layout": Layout(tensor=3)},
+            r"8 ranks do not divide by tensor 3 .* = 3; 6 or 9 ranks would do, or tensor 1, 2, 4 or 8",
+        ),
         ({"layout": PIPED, "strategy": "deepspeed-2"}, "deepspeed-2 does not work with pipeline parallel"),
     ],
 )
@@ -97,13 +108,17 @@ def test_deepspeed_is_looked_for_and_so_is_a_compiler(monkeypatch: pytest.Monkey
     with pytest.raises(RunError, match="on the CPU needs a C\\+\\+ compiler, and no-such-compiler is none"):
         require_engine(ZERO)
     require_engine(replace(ZERO, device="cuda"))
+    missing(monkeypatch, "ninja")
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "ninja" else name)
+    with pytest.raises(RunError, match="on the CPU needs ninja, .*: pip install ninja$"):
+        require_engine(ZERO)
 
 
 @pytest.mark.parametrize(
     ("plan", "kind", "why"),
     [
         (replace(PLAN, strategy="fsdp-full-shard"), PlanError, "makes DDP of FSDP without a word"),
-        (ZERO, PlanError, "not around deepspeed-2"),
+        (replace(PLAN, strategy="fsdp-hybrid-shard", device="cuda"), PlanError, "not around fsdp-hybrid-shard"),
         (replace(PLAN, precision="amp-bf16"), PlanError, "not around ddp in amp-bf16"),
         (replace(PLAN, strategy="single", layout=PIPED, accumulation=2), PlanError, "leave out --accelerate"),
     ],
@@ -112,7 +127,8 @@ def test_accelerate_is_asked_for_what_it_does(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, kind: type[MemcalcError], why: str
 ) -> None:
     missing(monkeypatch)
-    require_accelerate(PLAN)
+    for fine in (PLAN, ZERO, replace(PLAN, strategy="fsdp-full-shard", device="cuda", fsdp=Fsdp(version="1"))):
+        require_accelerate(fine)
     with pytest.raises(kind, match=why):
         require_accelerate(plan)
     missing(monkeypatch, "accelerate")

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 
 from memcalc.adapters import Adapter
 from memcalc.cli.app import app
-from memcalc.cli.report import summary
 from memcalc.cli.strategies import _show
+from memcalc.cli.summary import summary
 from memcalc.estimate import estimate, holding_gpus
 from memcalc.fsdp import Fsdp
 from memcalc.hardware import GPUS

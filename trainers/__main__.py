@@ -38,6 +38,8 @@ __all__ = ["main", "read_plan"]
     "--keep-checkpoints", type=click.IntRange(min=0), default=0, help="How many of the newest stay; 0 keeps all."
 )
 @click.option("--schedule", default="", help="The learning rate by step, as a DeepSpeed file says it, in JSON.")
+@click.option("--coefficients", default="", help="Numbers of the optimizer, as a DeepSpeed file says them, in JSON.")
+@click.option("--scaling", default="", help="How losses are scaled, as a DeepSpeed file says it, in JSON.")
 @click.option("--module", help="The code of a module that the plan runs, named once more.")
 @click.option("--sample", help="The code that makes its batches, named once more.")
 @click.option("--accelerate", is_flag=True, help="Let accelerate put the strategy around the model.")

@@ -62,7 +62,8 @@ def whole(prepared: Prepared, plan: Plan, name: str) -> Tensor:
     """One weight in full. All ranks ask together."""
     if prepared.whole is not None:
         return prepared.whole(name)
-    found = parameters(prepared, plan)[name].detach()
+    parameter = parameters(prepared, plan)[name]
+    found = prepared.part_of(parameter, parameter.detach())
     return found.full_tensor() if isinstance(found, DTensor) else found
 
 
@@ -72,11 +73,16 @@ def _state(prepared: Prepared, plan: Plan) -> dict[str, Any]:
     named = parameters(prepared, plan)
     held = prepared.states.state
     optimizer = {
-        name: {key: value for key, value in held[parameter].items() if isinstance(value, Tensor)}
+        name: {
+            key: prepared.part_of(parameter, value) if value.shape == parameter.shape else value
+            for key, value in held[parameter].items()
+            if isinstance(value, Tensor)
+        }
         for name, parameter in named.items()
         if parameter in held
     }
-    return {"model": named, "optimizer": {name: state for name, state in optimizer.items() if state}}
+    model = {name: prepared.part_of(parameter, parameter.detach()) for name, parameter in named.items()}
+    return {"model": model, "optimizer": {name: state for name, state in optimizer.items() if state}}
 
 
 def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progress: Resumed, *, kept: int = 0) -> None:

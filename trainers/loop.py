@@ -33,6 +33,7 @@ from trainers.checkpointing import checkpoint_blocks, want_input_gradients
 from trainers.evaluation import evaluate
 from trainers.models import dtype_of
 from trainers.models.module import call
+from trainers.optimizers import scaler_options, set_coefficients
 from trainers.parts import Moments, Parts
 from trainers.preemption import Agreement
 from trainers.process import Process, Signals
@@ -75,7 +76,8 @@ def train(
     if plan.layout.pipeline == 1:  # the stretches of a pipeline begin anew, so its backend does it
         checkpoint_blocks(model, plan)
     want_input_gradients(model, plan)
-    prepared = prepare(model, plan, process.mesh, settings.seed, accelerate=settings.accelerate)
+    prepared = prepare(model, plan, process.mesh, settings.seed, settings=settings)
+    set_coefficients(prepared.optimizer, settings)
     del model
     run = _Run(plan, settings, process, parts, batches, prepared, out, say, at, metered, signals)
     return run.run(resume[1] if resume else None)
@@ -103,7 +105,8 @@ class _Run:
         if precision.autocast and not prepared.casts_itself:
             self.autocast = lambda: torch.autocast(kind, dtype_of(precision.compute))
         scaler = ShardedGradScaler if prepared.divides_silently else torch.amp.GradScaler
-        self.scaler = scaler(kind, enabled=precision.loss_scaling and not prepared.scales_itself)
+        scales = precision.loss_scaling and not prepared.scales_itself
+        self.scaler = scaler(kind, enabled=scales, **(scaler_options(settings) if scales else {}))
         self.log_every = min(max(settings.steps // 20, 1), _LOG_EVERY)
         self.window = torch.zeros(self.log_every, device=process.device)
         self.losses: list[float | None] = []

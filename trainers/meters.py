@@ -10,7 +10,8 @@ Resident set size is not used anywhere: it counts libraries and what malloc keep
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from memcalc.measurement import RankMeasurement
 from memcalc.timeline import MOMENTS
 from trainers.backends import Prepared
+from trainers.gloo_threads import waited_for
 from trainers.history import Boundary, Event, History
 
 __all__ = ["CpuMeter", "CudaMeter", "Meter", "Sizes", "address", "make", "steady_steps", "storages", "summary"]
@@ -90,17 +92,24 @@ class Sizes:
         self.optimizer: dict[int, int] = {}
 
     def backward_done(self, prepared: Prepared) -> None:
-        self.gradients = storages(
-            (parameter.grad for parameter in prepared.model.parameters()), self.device, self.where
-        )
+        self.gradients = self._found(prepared)["gradients"]
 
     def step_done(self, prepared: Prepared) -> None:
-        self.parameters = storages(prepared.model.parameters(), self.device, self.where)
-        self.kept_gradients = storages(
-            (parameter.grad for parameter in prepared.model.parameters()), self.device, self.where
+        found = self._found(prepared)
+        self.parameters, self.kept_gradients, self.optimizer = (
+            found[kind] for kind in ("parameters", "gradients", "optimizer")
         )
-        states = (value for state in prepared.states.state.values() for value in state.values())
-        self.optimizer = storages(states, self.device, self.where)
+
+    def _found(self, prepared: Prepared) -> dict[str, dict[int, int]]:
+        """Address and bytes of what there is of each kind."""
+        parameters = list(prepared.model.parameters())
+        kinds: dict[str, Sequence[object]] = {
+            "parameters": parameters,
+            "gradients": [parameter.grad for parameter in parameters],
+            "optimizer": [value for state in prepared.states.state.values() for value in state.values()],
+            **prepared.holds(),
+        }
+        return {kind: storages(tensors, self.device, self.where) for kind, tensors in kinds.items()}
 
     def lasting(self) -> dict[int, str]:
         """Addresses of what outlives every step."""
@@ -128,6 +137,8 @@ class CpuMeter:
     def __init__(self, last_step: int) -> None:
         self.last_step = last_step
         self.sizes = Sizes(torch.device("cpu"))
+        self.held = ExitStack()
+        self.held.enter_context(waited_for())
         self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
         self.profile.start()
 
@@ -145,6 +156,7 @@ class CpuMeter:
         self.sizes.step_done(prepared)
         self.mark(_OUTSIDE, "init")
         self.profile.stop()
+        self.held.close()
         assert self.profile.profiler is not None and self.profile.profiler.kineto_results is not None
         events: list[Event] = []
         boundaries: list[Boundary] = []

@@ -10,11 +10,13 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from memcalc.errors import PlanError
+from memcalc.hyperparameters import SCALING, read_coefficients, read_scaling
 from memcalc.plan import Plan
+from memcalc.training import Training
 
-__all__ = ["arguments", "make"]
+__all__ = ["CLASSES", "arguments", "make", "scaler_options", "set_coefficients"]
 
-_CLASSES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+CLASSES: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
     "adadelta": (torch.optim.Adadelta, {}),
     "adafactor": (torch.optim.Adafactor, {}),
     "adagrad": (torch.optim.Adagrad, {}),
@@ -39,12 +41,12 @@ _KINDS = {"foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused":
 
 def arguments(plan: Plan) -> tuple[type[Optimizer], dict[str, Any]]:
     """The plan's optimizer class and its keyword arguments. Raises PlanError where torch has none."""
-    if plan.optimizer not in _CLASSES:
-        known = ", ".join(sorted(_CLASSES))
+    if plan.optimizer not in CLASSES:
+        known = ", ".join(sorted(CLASSES))
         raise PlanError(
             f"{plan.optimizer} can be estimated but not trained: torch has no such optimizer; trainable: {known}"
         )
-    kind, fixed = _CLASSES[plan.optimizer]
+    kind, fixed = CLASSES[plan.optimizer]
     decay = {"weight_decay": _L2} if plan.update.l2 else {}
     return kind, fixed | decay | _KINDS[plan.optimizer_kind]
 
@@ -53,3 +55,24 @@ def make(parameters: Iterable[Tensor], plan: Plan) -> Optimizer:
     """The plan's optimizer. Its learning rate is set before every step, by the loop's schedule."""
     kind, options = arguments(plan)
     return kind(parameters, **options)
+
+
+def set_coefficients(optimizer: Any, settings: Training) -> None:
+    """Give an optimizer, whatever wraps it, the numbers that the run is said to take; they stand in its groups."""
+    if settings.coefficients:
+        for group in optimizer.param_groups:
+            group.update(read_coefficients(settings.coefficients))
+
+
+def scaler_options(settings: Training) -> dict[str, Any]:
+    """What a GradScaler is made with: DeepSpeed's ``initial_scale_power`` and ``loss_scale_window`` in torch's words.
+
+    Without a word of them torch's own defaults stand.
+
+    >>> scaler_options(Training(scaling='{"initial_scale_power": 8}'))
+    {'init_scale': 256.0, 'growth_interval': 1000}
+    """
+    if not settings.scaling:
+        return {}
+    said = {**SCALING, **read_scaling(settings.scaling)}
+    return {"init_scale": 2.0 ** said["initial_scale_power"], "growth_interval": said["loss_scale_window"]}

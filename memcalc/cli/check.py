@@ -58,7 +58,7 @@ def command(config: Path | None, scale: int | None, keep_free: Free | None, form
     if isinstance(model, Path) and _is_plan(model):
         saved, words["model"] = model, None
     card = words.pop("gpu") if saved else None
-    plan = planned(saved, config, scale, words, f"memcalc check {saved}")
+    plan = planned(saved, config, scale, words, "check")
     if card is not None:
         plan = dataclasses.replace(plan, gpu=card)
     if plan.gpu_row is None:

@@ -38,6 +38,15 @@ Examples:
 """
 
 
+UNFINISHED = {
+    "running": "the run is not done: it still runs, or its launcher was killed",
+    "preempted": "the run was told to stop before its last step, and saved",
+    "stopped": "the run was stopped before its last step",
+    "failed": "the run failed before its last step",
+}
+"""What is said of a run by its status; nothing of one that is done."""
+
+
 @click.command(epilog=EXAMPLES)
 @click.argument("run_dir", type=File())
 @click.option("--format", "format_", type=click.Choice(FORMATS), default="table", show_default=True)
@@ -68,11 +77,14 @@ def compare_table(comparison: Comparison, format_: str = "table", *, all_ranks: 
 def summary(comparison: Comparison) -> str:
     """Which rank was the fullest, how far off its peak the estimate was, and what measured it."""
     states = "equal to the byte" if comparison.states_equal() else "NOT equal"
+    status = comparison.measurement.status
     instruments = ", ".join(dict.fromkeys(row.instrument for row in comparison.rows))
     return (
         f"fullest rank: {comparison.fullest}; allocated peak {_percent(comparison.peak)} % off; "
         f"parameters, gradients and optimizer states {states}\n"
-        f"measured by: {instruments}" + (f"\n{FIRST_STEP_ONLY}" if comparison.first_step_only else "")
+        f"measured by: {instruments}"
+        + (f"\n{FIRST_STEP_ONLY}" if comparison.first_step_only else "")
+        + (f"\nnote: {UNFINISHED[status]}" if status in UNFINISHED else "")
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
+from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.models import MODELS
 from memcalc.plan import Plan
@@ -60,30 +62,31 @@ SLOW = 2000
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 @option("The answer", "--explain", is_flag=True,
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
-@option(
-    "The answer",
-    "--check",
-    is_flag=True,
-    help="Exit with 1 unless the plan fits on --gpu for sure, as memcalc check does.",
-)
+@option("The answer", "--assumptions", "whole", is_flag=True,
+        help="Also show all that is taken for granted, not only what could make the numbers wrong (json: always).")  # fmt: skip
+@option("The answer", "--check", is_flag=True,
+        help="Exit with 1 unless the plan fits on --gpu for sure, as memcalc check does.")  # fmt: skip
 def command(
     plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
-    check: bool, **words: Any,
+    whole: bool, check: bool, **words: Any,
 ) -> None:  # fmt: skip
     """Predict the peak memory of a training run on its fullest GPU.
 
     MODEL is a named model, a config.json of Hugging Face, its folder, or a .safetensors file; options change its
     numbers. Or leave it out and give --params for one known by its size, or --module for code of your own.
     """
-    from memcalc.cli.report import explanation, summary
+    from memcalc.cli.summary import explanation, summary
     from memcalc.estimate import estimate
 
     plan = planned(plan_file, config, scale, words)
+    slow: AbstractContextManager[None] = nullcontext()
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
         click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
+        slow = waiting(f"still plays {blocks} blocks")
     rehearsal = rehearsed(plan, words) if plan.model.module.factory else None
-    found = estimate(plan, rehearsal=rehearsal)
+    with slow:
+        found = estimate(plan, rehearsal=rehearsal)
     if check and plan.gpu is None:
         raise InputError("--check needs --gpu NAME: without one it is not known what the plan should fit on")
     if save_plan is not None:
@@ -93,7 +96,7 @@ def command(
     elif format == "json":
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        click.echo(summary(found, format))
+        click.echo(summary(found, format, whole=whole))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
     if check:
@@ -109,29 +112,33 @@ def _timeline(rehearsal: Rehearsed | None) -> Timeline | None:
 
 
 def planned(
-    plan_file: Path | None, config: Path | None, scale: int | None, words: dict[str, Any], said: str = ""
+    plan_file: Path | None,
+    config: Path | None,
+    scale: int | None,
+    words: dict[str, Any],
+    command: str = "estimate --plan",
 ) -> Plan:
-    """The plan of a saved file, a launch file, or the words; ``said`` names the command that reads the saved one."""
-    said = said or f"memcalc estimate --plan {plan_file}"
+    """The plan of a file, of a launch file or of words; ``command`` reads a plan's file, which follows. Raises InputError."""
+    said = f"{'--plan ' * command.endswith('--plan')}{plan_file}"
     if config is None:
         refuse_without_config(scale)
     elif plan_file is not None:
-        raise InputError(f"the plan {plan_file} and --config {config} both say what to estimate; leave one out")
+        raise InputError(f"{said} and --config {config} both say what to estimate; leave one out")
     else:
         return configured(config, words, scale)[0]
     if plan_file is None:
         plan = build_plan(words)
         check_effect(words, plan)
         return plan
-    typed = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
-    if typed:
-        raise InputError(f"{plan_file} says the whole plan; leave out: {', '.join(typed)}")
+    more = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
+    if more:
+        raise InputError(f"{said} says the whole plan; leave out: {', '.join(more)}")
     plan = Plan.load(plan_file)
     module, sample = words.get("module"), words.get("sample")
     if module is not None or sample is not None or _needs_no_name(plan):
         from memcalc.named_code import confirm_code
 
-        confirm_code(plan, module, sample, said)
+        confirm_code(plan, module, sample, f"memcalc {command} {plan_file}")
     return plan
 
 

@@ -71,6 +71,15 @@ of them share.
     "--schedule", default="", metavar="JSON", help="The learning rate by step, as a DeepSpeed file's scheduler says it."
 )
 @click.option(
+    "--coefficients",
+    default="",
+    metavar="JSON",
+    help='Numbers of the optimizer: {"betas": [0.9, 0.95], "weight_decay": 0.1}.',
+)
+@click.option(
+    "--scaling", default="", metavar="JSON", help="How float16 losses are scaled, as a DeepSpeed file's fp16 says it."
+)
+@click.option(
     "--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them."
 )
 @click.option(
@@ -179,7 +188,7 @@ def command(
 
 _TRAINING = (
     "data", "tokenizer", "steps", "resume", "seed", "learning_rate", "clip", "eval_every", "save_every", "measure_steps",
-    "keep_checkpoints", "schedule", "accelerate",
+    "keep_checkpoints", "schedule", "coefficients", "scaling", "accelerate",
 )  # fmt: skip
 """Options that say how to train, by their parameters' names."""
 _FIELDS = {"save_every": "checkpoint_every"}

@@ -24,14 +24,15 @@ from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
-    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options", "training_tokens",
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+    "several", "training_tokens",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 _PLAN = (
     "strategy", "ranks", "nodes", "precision", "optimizer", "optimizer_kind", "micro_batch", "accumulation", "tokens",
-    "checkpoint_every", "reentrant", "attention", "dropout", "loss_dtype", "keep_logits", "bucket_mb", "bucket_views", "device", "gpu", "torch",
+    "checkpoint_every", "reentrant", "attention", "dropout", "loss_dtype", "keep_logits", "bucket_mb", "bucket_views", "static_graph", "device", "gpu", "torch",
     "allocator",
 )  # fmt: skip
 
@@ -134,6 +135,7 @@ _OPTIONS = (
     option(_W, "--device", type=Name("device", DEVICES), metavar="KIND", help=f"{_one_of(DEVICES)}  [default: cuda]"),
     _whole(_W, "--bucket-mb", help="DDP's bucket_cap_mb.  [default: 25]"),
     _flag(_W, "--bucket-views", help="DDP's gradient_as_bucket_view."),
+    _flag(_W, "--static-graph", help="DDP's static_graph."),
     option(_W, "--allocator", metavar="TEXT", help="PYTORCH_CUDA_ALLOC_CONF, such as expandable_segments:True."),
     option(_W, "--torch", metavar="VERSION", help="Version of torch, such as 2.6: older ones kept other temporaries."),
 )  # fmt: skip
@@ -186,6 +188,16 @@ def training_tokens(command: Function) -> Function:
                   help="Tokens of the whole training, such as 300b: says what it takes in GPU-hours.")(command)  # fmt: skip
 
 
+def several(command: click.Command, name: str) -> None:
+    """Let one option of a command be given again and again: its value is a tuple, empty where it was not."""
+    for index, param in enumerate(command.params):
+        if param.name == name and isinstance(param, Option):
+            command.params[index] = Option(
+                [*param.opts, name], section=param.section, type=param.type, metavar=param.metavar, multiple=True,
+                help=param.help,
+            )  # fmt: skip
+
+
 def beside_options(command: Function) -> Function:
     """The same options for a command with an argument of its own, but for those that it has already."""
     plan_options(probe := lambda: None)
@@ -203,7 +215,7 @@ def _params(command: Callable[..., Any]) -> list[click.Parameter]:
 def check_effect(words: Words, plan: Plan) -> None:
     """Raises InputError for an option of a group that was typed and changes nothing about the plan."""
     if not plan.strategy_row.buckets:
-        for name in ("bucket_mb", "bucket_views"):
+        for name in ("bucket_mb", "bucket_views", "static_graph"):
             if words.get(name) is not None:
                 raise InputError(f"--{name.replace('_', '-')} is for DDP's buckets, not for strategy {plan.strategy}")
     model = plan.model
@@ -252,7 +264,7 @@ def build_plan(words: Words) -> Plan:
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
         })  # fmt: skip
-    if isinstance(words.get("model"), Path) and model.family != "size" and not model.module.factory:
+    if not isinstance(words.get("model", ""), str) and model.family != "size" and not model.module.factory:
         fields["implementation"] = _as_transformers(words, model)
     fields.setdefault(
         "optimizer_kind", OPTIMIZERS[fields.get("optimizer", "adamw")].usual_kind(fields.get("device", "cuda"))
@@ -264,7 +276,8 @@ def _as_transformers(words: Words, model: Model) -> Implementation:
     """A config.json is of transformers' code, and computed as that is written; what was typed goes first."""
     from memcalc.hf.reading import written_as
 
-    usual = Implementation.suited(model, written_as(words["model"]))
+    read = words["model"]
+    usual = Implementation.suited(model, written_as(read) if isinstance(read, Path) else read.written)
     prefix = "implementation__"
     return dataclasses.replace(usual, **{
         name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)

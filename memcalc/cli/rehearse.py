@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ import click
 
 from memcalc.cli.kinds import File, Name, Whole
 from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
+from memcalc.cli.subject import Saved, takes
 from memcalc.errors import InputError
-from memcalc.files import read_json
 from memcalc.plan import Plan
 from memcalc.tables import FORMATS, heading, printable, render
 from memcalc.units import format_both, format_bytes
@@ -48,7 +47,14 @@ _A = "The answer"
 )
 @option(_A, "--on", "on", type=Name("place", ("fake", "cuda")), default="fake", metavar="KIND",
         help="fake: sizes only. cuda: real kernels on one GPU of this machine.  [default: fake]")  # fmt: skip
-@option(_A, "--timeout", type=Whole(), default="600", metavar="SECONDS", help="Give up then.  [default: 600]")
+@option(
+    _A,
+    "--timeout",
+    type=Whole(),
+    default="600",
+    metavar="SECONDS",
+    help="Give up then, with exit code 1.  [default: 600]",
+)
 @option(_A, "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 def command(
@@ -83,34 +89,7 @@ def command(
         click.echo(shown.text(format))
 
 
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """A MODEL that is the file of a saved plan."""
-
-    path: Path
-
-
-class _PlanOrModel(click.ParamType):  # type: ignore[type-arg]
-    """The file of a saved plan, or whatever else names a model."""
-
-    name = "text"
-
-    def __init__(self, model: click.ParamType) -> None:  # type: ignore[type-arg]
-        self.model = model
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        path = Path(value)
-        with contextlib.suppress(OSError):
-            if path.is_file():
-                data = read_json(path, value)
-                if isinstance(data, dict) and "memcalc_plan" in data:
-                    return Saved(path)
-        return self.model.convert(value, param, ctx)
-
-
-for _param in command.params:
-    if _param.name == "model":
-        _param.type = _PlanOrModel(_param.type)
+takes(command, Saved)
 
 
 def _what(

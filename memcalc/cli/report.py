@@ -1,181 +1,90 @@
-"""The text of an estimate: a table of its sizes, and a table of the tensors alive at its peak."""
+"""``memcalc report``: all that is known of a plan or a run, as one page."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import json
+import shlex
+from pathlib import Path
+from typing import Any
 
-import numpy as np
+import click
 
-from memcalc.assumptions import activations_known, undivided
-from memcalc.estimate import Estimate, holding_gpus, usable_bytes
-from memcalc.ledger import skeleton
-from memcalc.plan import Plan
-from memcalc.tables import heading, printable, render
-from memcalc.timeline import BEFORE, CATEGORIES, MOMENTS, Skeleton, Timeline
-from memcalc.units import format_both, format_bytes, format_count
+from memcalc.cli.config import config_options
+from memcalc.cli.kinds import File
+from memcalc.cli.options import Command, option, plan_options
+from memcalc.cli.subject import RunFolder, Saved, Subject, rehearsal_of, subject, takes
+from memcalc.errors import InputError, shorten
+from memcalc.files import write_text
+from memcalc.tables import printable
+from memcalc.units import format_bytes
 
-__all__ = ["explanation", "summary"]
+__all__ = ["command"]
 
-Row = tuple[str, str, int, int]
-"""Group, what, and the least and most bytes it can be."""
+EXAMPLES = """\b
+Examples:
+  memcalc report run -o report.html
+  memcalc report plan.json -o report.html
+  memcalc report gpt2-xl --gpus 8 --gpu a100-80gb --strategy fsdp-full-shard -o report.html
+  memcalc report gpt2 --batch-size 8 --gpu t4 --rehearse -o report.html
 
-_METERS = {
-    "allocated": "allocated (torch.cuda.max_memory_allocated)",
-    "reserved": "reserved (torch.cuda.max_memory_reserved)",
-    "device": "device (what nvidia-smi shows)",
-    "host": "host (RAM of the process)",
-}
-_ON_CPU = {
-    "allocated": "allocated (all tensors)",
-    "reserved": "reserved (the same: the CPU has no caching allocator)",
-    "device": "device (the same: no GPU)",
-    "host": "host (RAM of the tensors)",
-}
-_STATES = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
+The page is one file: it can be mailed, and asks for nothing from the network.
+"""
+_P = "The page"
 
 
-def summary(found: Estimate, format: str) -> str:
-    """The whole estimate as a table, Markdown or CSV (the last in plain bytes and without the remarks)."""
-    rows = list(_rows(found))
-    if format == "csv":
-        return render(rows, ["group", "what", "low_bytes", "high_bytes"], "csv")
-    last = ""
-    cells = []
-    for group, what, low, high in rows:
-        cells.append((group if group != last else "", what, _range(low, high), _range(low, high, binary=True)))
-        last = group
-    table = render(cells, ["", "on the fullest rank", "decimal", "binary"], format)
-    mark = "- " if format == "markdown" else "  "
-    remarks = [mark + printable(line) for line in (_verdict(found), *_cards(found), *found.assumptions)]
-    return "\n".join([_title(found, format), "", table, "", *remarks])
+@click.command("report", cls=Command, epilog=EXAMPLES)
+@plan_options
+@config_options
+@option(_P, "-o", "--out", type=File(), metavar="FILE", help="Where to write it, as report.html. Needed.")
+@option(
+    _P, "--rehearse", is_flag=True, help="Lay a rehearsal over the timeline (memcalc rehearse), as a second opinion."
+)
+def command(config: Path | None, scale: int | None, out: Path | None, rehearse: bool, **words: Any) -> None:
+    """Write a page with the verdict, the timeline, the breakdown, alternatives, and estimated against measured.
 
-
-def _title(found: Estimate, format: str) -> str:
-    plan, peak = found.plan, found.peak
-    degrees = ("tensor", "context", "pipeline", "expert")
-    divided = [f"{name} {degree}" for name in degrees if (degree := getattr(plan.layout, name)) > 1]
-    layout = f" ({', '.join(divided)})" if divided else ""
-    world = f"{plan.strategy} on {plan.ranks} rank{'s' if plan.ranks > 1 else ''}{layout}"
-    recipe = f"{plan.precision}, {plan.optimizer} ({plan.optimizer_kind}), {world}"
-    count = _parameters(found)
-    what = f"{plan.model.name if plan.model.name == count else f'{plan.model.name}: {count}'}, {recipe}"
-    first = printable(f"peak {format_both(peak.bytes)} in the moment {peak.moment}")
-    title = f"**{first}**" if format == "markdown" else heading(first)
-    return f"{title}\n{printable(what)}"
-
-
-def _parameters(found: Estimate) -> str:
-    every = sum(weight.numel for weight in found.plan.weights)
-    if every == found.parameters:
-        return f"{format_count(found.parameters)} parameters"
-    how = f" ({found.plan.adapter.kind})" if found.plan.adapter.freezes else ""
-    return f"{format_count(found.parameters)} of {format_count(every)} parameters trained{how}"
-
-
-def _rows(found: Estimate) -> Iterator[Row]:
-    held = {what: _held_before_step(found.timeline, category) for category, what in _STATES.items()}
-    for what, size in held.items():
-        yield "model states", what, size, size
-    yield "model states", "model states in all", sum(held.values()), sum(held.values())
-    for category in ("activations", "inputs", "communication"):
-        most = max(found.timeline.at_moment(moment, category) for moment in MOMENTS)
-        if most:
-            yield "on top, at most", category, most, most
-    in_step = found.timeline.at_moment("step", "temporary")
-    if in_step:
-        what = "temporary list" if found.plan.optimizer_kind == "foreach" else "temporaries"
-        yield "on top, at most", f"{what} in the optimizer step ({found.plan.optimizer_kind})", in_step, in_step
-    for category, size in found.peak.by_category.items():
-        if size:
-            yield f"at the peak ({found.peak.moment})", category, size, size
-    yield f"at the peak ({found.peak.moment})", "peak", found.peak.bytes, found.peak.bytes
-    for moment, size in found.peak.by_moment.items():
-        yield "by moment", moment, size, size
-    meters = _ON_CPU if found.plan.device == "cpu" else _METERS
-    yield "meters", meters["allocated"], found.peak.bytes, found.peak.bytes
-    if found.peak.moment in BEFORE:
-        yield "meters", "allocated, from the first step on", found.steady.bytes, found.steady.bytes
-    yield "meters", meters["reserved"], found.reserved.low, found.reserved.high
-    yield "meters", meters["device"], found.device.low, found.device.high
-    yield "meters", meters["host"], found.host, found.host
-
-
-def _held_before_step(step: Timeline, category: str) -> int:
-    """Bytes of one category when the optimizer is about to step: all gradients are there, and only once."""
-    in_step = np.flatnonzero(step.moment == MOMENTS.index("step"))
-    before = slice(0, int(in_step[0]) if len(in_step) else len(step.delta))
-    return int(step.delta[before][step.category[before] == CATEGORIES.index(category)].sum())
-
-
-def _range(low: int, high: int, *, binary: bool = False) -> str:
-    ends = dict.fromkeys((format_bytes(low, binary=binary), format_bytes(high, binary=binary)))
-    return " to ".join(ends)
-
-
-def _verdict(found: Estimate) -> str:
-    gpu = found.plan.gpu_row
-    if gpu is None:
-        return f"verdict: {found.verdict}"
-    return (
-        f"verdict: {found.verdict} on {gpu.name}, of which torch can use {format_both(usable_bytes(found.plan, gpu))}"
-    )
-
-
-def _cards(found: Estimate) -> list[str]:
-    if found.plan.device != "cuda" or found.plan.gpu or not found.whole:
-        return []
-    cards = holding_gpus(found.plan, found.reserved)
-    sure = [gpu.name for gpu, for_sure in cards if for_sure]
-    perhaps = [gpu.name for gpu, for_sure in cards if not for_sure]
-    known = activations_known(found.plan) or bool(found.plan.model.module.factory)  # a rehearsal counted a module's
-    far = " as far as it is counted" * (not known) + ", even undivided" * bool(undivided(found.plan))
-    lines = [f"GPUs that hold it{far}: {', '.join(sure) or 'none of the catalog'}"]
-    return [*lines, f"GPUs that perhaps hold it: {', '.join(perhaps)}"] if perhaps else lines
-
-
-def explanation(plan: Plan, format: str, rehearsal: Timeline | None = None) -> str:
-    """Each tensor alive at the peak with its formula; those of equal blocks together, largest first.
-
-    Those of a ``rehearsal`` have a size and the operation that made them, and no formula.
+    MODEL is the folder of a run, the file of a saved plan, a named model, a config.json of Hugging Face or its folder; or
+    give --params or --module.
     """
-    bones = skeleton(plan)
-    step = bones.at(plan.micro_batch) if rehearsal is None else rehearsal
-    made = step.delta > 0
-    sizes = dict(zip(step.ident[made].tolist(), step.delta[made].tolist(), strict=True))
-    kinds = dict(zip(step.ident[made].tolist(), step.category[made].tolist(), strict=True))
-    groups: dict[tuple[str, str, str], list[int]] = {}
-    for ident in _alive(step):
-        formula = _formula(bones, ident, plan.micro_batch) if rehearsal is None else f"{sizes[ident]} B"
-        key = _pattern(step.names[ident]), CATEGORIES[kinds[ident]], formula
-        groups.setdefault(key, []).append(int(sizes[ident]))
-    lines = sorted(((*key, len(group), sum(group)) for key, group in groups.items()), key=lambda line: -line[4])
-    if format in ("csv", "json"):
-        return render(lines, ["name", "category", "formula", "count", "bytes"], format)
-    cells = [(*line[:4], format_bytes(line[4]), format_bytes(line[4], binary=True)) for line in lines]
-    count, total = sum(line[3] for line in lines), sum(line[4] for line in lines)
-    cells.append(("all of it", "", "", count, format_bytes(total), format_bytes(total, binary=True)))
-    return render(cells, ["alive at the peak", "category", "each", "count", "together", "binary"], format)
+    if out is None:
+        raise InputError("memcalc report writes a page; say where with -o report.html")
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise InputError(f"{shorten(str(out))} says no page; end its name in .html")
+    from memcalc.pictures.page.report import Report, alternatives, page
+    from memcalc.pictures.page.timeline import COLUMNS
+    from memcalc.pictures.step import of_rank, of_timeline, step
+
+    found = subject(words, config, scale, "report")
+    curves = [] if not rehearse else [of_timeline(found.estimate, rehearsal_of(found), COLUMNS)]
+    if found.rank is not None:
+        curves.append(of_rank(found.estimate, found.rank, COLUMNS))
+    plan = found.estimate.plan
+    click.echo("memcalc: looks for other plans that fit", err=True)
+    made = page(
+        Report(
+            figure=step(found.estimate, COLUMNS, tuple(curves)),
+            run=found.run,
+            tensors=_tensors(found),
+            alternatives=alternatives(plan, _ram() if plan.device == "cpu" else 0),
+            command=shlex.join(["memcalc", *(click.get_current_context().find_root().obj or ("report",))]),
+        )
+    )
+    write_text(out, made)
+    peak = f"peak {format_bytes(found.estimate.peak.bytes)}, verdict {found.estimate.verdict}"
+    click.echo(f"{printable(str(out))}: {peak}; a page of {format_bytes(len(made.encode()))}, open it in a browser")
 
 
-def _alive(step: Timeline) -> list[int]:
-    """What is allocated at the first of the fullest points, in order of allocation."""
-    live = step.live()
-    if not len(live):
-        return []
-    upto = slice(0, int(np.argmax(live)) + 1)
-    balance = np.bincount(step.ident[upto], weights=np.sign(step.delta[upto]), minlength=len(step.names))
-    return [int(ident) for ident in np.flatnonzero(balance > 0)]
+takes(command, Saved, RunFolder)
 
 
-def _pattern(name: str) -> str:
-    """Names of equal blocks alike: ``h.3.ln_1.weight`` is ``h.*.ln_1.weight``."""
-    return re.sub(r"\.\d+(?![\w])", ".*", name)
+def _tensors(found: Subject) -> list[tuple[str, str, str, int, int]]:
+    from memcalc.cli.summary import explanation
+
+    ours = found.estimate.plan.model.module.factory
+    rows = json.loads(explanation(found.estimate.plan, "json", found.estimate.timeline if ours else None))
+    return [(row["name"], row["category"], row["formula"], row["count"], row["bytes"]) for row in rows]
 
 
-def _formula(bones: Skeleton, ident: int, micro_batch: int) -> str:
-    shape, itemsize, batched = bones.shapes[ident]
-    if itemsize == 1 and len(shape) == 1 and not batched:
-        return f"{shape[0]} B"
-    factors = (micro_batch, *shape) if batched else shape
-    return " × ".join([*map(str, factors), f"{itemsize} B"])
+def _ram() -> int:
+    from memcalc.machine import detect
+
+    return detect().ram_bytes or 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from typing import Any
 
 from memcalc.configs.batch import Batch
@@ -9,6 +11,7 @@ from memcalc.configs.deepspeed_table import TABLE
 from memcalc.configs.keys import AUTO, Checked, check
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.errors import FileError, InputError, UnknownNameError
+from memcalc.hyperparameters import COEFFICIENTS, SCALING, read_coefficients, read_scaling
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.rates import SCHEDULES, read_schedule, schedule_text
 
@@ -77,6 +80,7 @@ def read(tree: Any, name: str) -> LaunchFile:
     fields["update.clip"] = clip > 0
     rate = found.get("optimizer.params.lr")
     trains = _schedule(found, name) | ({"learning_rate": float(rate)} if rate not in (None, AUTO) else {})
+    trains |= _coefficients(found, name) | _scaling(found, precision, name)
     keys = {
         "train": "train_batch_size",
         "micro": "train_micro_batch_size_per_gpu",
@@ -113,6 +117,41 @@ def _schedule(found: Checked, name: str) -> dict[str, str]:
     except InputError as error:
         raise FileError(f"{name}: {error}") from None
     return {"schedule": text}
+
+
+def _coefficients(found: Checked, name: str) -> dict[str, str]:
+    """What the optimizer is given. DeepSpeed's own Adam does not decay weights unless it is told to
+    (deepspeed/ops/adam/fused_adam.py), torch's AdamW does."""
+    kind = found.get("optimizer.type")
+    if kind is None:
+        return {}
+    params = {key: found.get(f"optimizer.params.{key}") for key in COEFFICIENTS}
+    said = {key: value for key, value in params.items() if value not in (None, AUTO)}
+    if not said.get("momentum"):
+        said.pop("momentum", None)
+    own_adam = kind.lower() in ADAMS and not found.get("optimizer.params.torch_adam")
+    if own_adam or params["weight_decay"] == AUTO:  # 0 in transformers' TrainingArguments, too
+        said.setdefault("weight_decay", 0.0)
+    return {"coefficients": _json(said, read_coefficients, name)} if said else {}
+
+
+def _scaling(found: Checked, precision: str, name: str) -> dict[str, str]:
+    """How losses are scaled in float16; the same block may stand in a file that is for bfloat16."""
+    said = {key: found.get(f"fp16.{key}") for key in SCALING if found.get(f"fp16.{key}") is not None}
+    if precision not in ("fp16-master", AUTO):
+        if said:
+            found.notes.append(f"{name}: fp16.{', fp16.'.join(said)} change nothing: fp16 is not enabled")
+        return {}
+    return {"scaling": _json(said, read_scaling, name)} if said else {}
+
+
+def _json(said: dict[str, Any], judge: Callable[[str], object], name: str) -> str:
+    text = json.dumps(said)
+    try:
+        judge(text)
+    except InputError as error:
+        raise FileError(f"{name}: {error}") from None
+    return text
 
 
 def _precision(found: Checked, name: str) -> str:
@@ -176,10 +215,6 @@ def _optimizer(found: Checked, name: str) -> dict[str, Any]:
     if strange := sorted(set(params) - set(_PARAMS["adam" if kind in ADAMS else "other"])):
         raise FileError(f"{name}: optimizer.params.{strange[0]} is no parameter of {typed}; leave it out")
     decays = params.get("weight_decay", 0.0) not in (0, AUTO)
-    if decays:
-        found.notes.append(
-            f"{name}: optimizer.params.weight_decay {params['weight_decay']} is not used by memcalc's own runs"
-        )
     if kind in ADAMS:
         # "optimizer name of Adam forces AdamW logic unless adam_w_mode is explicitly set" (runtime/engine.py)
         decoupled = kind == "adamw" or params.get("adam_w_mode", True)

@@ -6,7 +6,7 @@ runtime/zero/offload_config.py, runtime/precision_config.py, runtime/lr_schedule
 
 from __future__ import annotations
 
-from memcalc.configs.keys import Key, Table, neutral, plan, refused, training
+from memcalc.configs.keys import SAVES, Key, Table, neutral, plan, refused, training
 
 __all__ = ["TABLE"]
 
@@ -17,12 +17,9 @@ _ZERO, _OPTIMIZER, _PARAM = (
 )
 _SCHEDULE, _PLACES = "scheduler.params", "none|cpu|nvme"
 _PRINTS = "only prints or profiles"
-_SAVES = "says how checkpoints are written or read"
-_STEADY = "loss scaling changes numbers, not sizes"
 _REMOVED = "was removed from DeepSpeed, which refuses it; leave it out"
 _UNCOUNTED = "changes what DeepSpeed holds in a way memcalc does not count; leave it out"
 _MOMENTUM = "memcalc's runs leave momentum as it is"
-_ADAM = "a coefficient changes numbers, not sizes; memcalc's runs have torch's default"
 
 
 def _block() -> Key:
@@ -58,7 +55,7 @@ TABLE: Table = {
     "vocabulary_size": neutral("DeepSpeed only warns of it", "whole"),
     "dataloader_drop_last": neutral("what happens to the last samples of an epoch", "flag"),
     "data_efficiency": neutral("which samples come in which order"),
-    "checkpoint": neutral(_SAVES),
+    "checkpoint": neutral(SAVES),
     "data_types": _block(),
     "data_types.grad_accum_dtype": plan(
         "deepspeed.grad_accum_dtype",
@@ -79,12 +76,12 @@ TABLE: Table = {
     "fp16": _block(),
     "fp16.enabled": plan("precision: fp16-master", "flag", auto=True),
     "fp16.auto_cast": neutral("casts a batch to 16 bit", "flag"),
-    "fp16.loss_scale": neutral(_STEADY, "number"),
-    "fp16.initial_scale_power": neutral(_STEADY, "whole"),
-    "fp16.loss_scale_window": neutral(_STEADY, "whole"),
-    "fp16.hysteresis": neutral(_STEADY, "whole"),
-    "fp16.consecutive_hysteresis": neutral(_STEADY, "flag"),
-    "fp16.min_loss_scale": neutral(_STEADY, "number"),
+    "fp16.loss_scale": training("scaling", "number"),
+    "fp16.initial_scale_power": training("scaling", "whole"),
+    "fp16.loss_scale_window": training("scaling", "whole"),
+    "fp16.hysteresis": training("scaling", "whole"),
+    "fp16.consecutive_hysteresis": training("scaling", "flag"),
+    "fp16.min_loss_scale": training("scaling", "number"),
     "fp16.fp16_master_weights_and_grads": refused(_UNCOUNTED, False),
     "bf16": _block(),
     "bf16.enabled": plan("precision: bf16-master", "flag", auto=True),
@@ -113,11 +110,11 @@ TABLE: Table = {
     f"{_ZERO}.allgather_partitions": neutral("gathers, or broadcasts part by part", "flag"),
     f"{_ZERO}.use_multi_rank_bucket_allreduce": neutral("messages of other sizes", "flag"),
     f"{_ZERO}.compute_grad_norm": neutral("without it a float64 copy of one gradient is not made", "flag"),
-    f"{_ZERO}.load_from_fp32_weights": neutral(_SAVES, "flag"),
-    f"{_ZERO}.elastic_checkpoint": neutral(_SAVES, "flag"),
-    f"{_ZERO}.pipeline_loading_checkpoint": neutral(_SAVES, "flag"),
-    f"{_ZERO}.stage3_gather_16bit_weights_on_model_save": neutral(_SAVES, "flag"),
-    f"{_ZERO}.stage3_gather_fp16_weights_on_model_save": neutral(_SAVES, "flag"),
+    f"{_ZERO}.load_from_fp32_weights": neutral(SAVES, "flag"),
+    f"{_ZERO}.elastic_checkpoint": neutral(SAVES, "flag"),
+    f"{_ZERO}.pipeline_loading_checkpoint": neutral(SAVES, "flag"),
+    f"{_ZERO}.stage3_gather_16bit_weights_on_model_save": neutral(SAVES, "flag"),
+    f"{_ZERO}.stage3_gather_fp16_weights_on_model_save": neutral(SAVES, "flag"),
     f"{_ZERO}.ignore_unused_parameters": neutral("whether unused weights are an error", "flag"),
     f"{_ZERO}.override_module_apply": neutral("how a model is built", "flag"),
     f"{_ZERO}.log_trace_cache_warnings": neutral(_PRINTS, "flag"),
@@ -165,14 +162,16 @@ TABLE: Table = {
     "optimizer.legacy_fusion": refused(_UNCOUNTED, False),
     "optimizer.params": _block(),
     "optimizer.params.lr": training("learning_rate", "number", auto=True),
-    "optimizer.params.betas": neutral(_ADAM, "numbers", auto=True),
-    "optimizer.params.eps": neutral(_ADAM, "number", auto=True),
+    "optimizer.params.betas": training("coefficients", "numbers", auto=True),
+    "optimizer.params.eps": training("coefficients", "number", auto=True),
     "optimizer.params.weight_decay": plan(
-        "update.l2, where the optimizer adds decay to gradients", "number", auto=True
+        "coefficients; and update.l2, where the optimizer adds decay to gradients", "number", auto=True
     ),
-    "optimizer.params.momentum": plan("optimizer: sgd-momentum", "number"),
+    "optimizer.params.momentum": plan("optimizer: sgd-momentum, and coefficients", "number"),
     "optimizer.params.nesterov": plan("optimizer: sgd-nesterov", "flag"),
-    "optimizer.params.bias_correction": neutral(_ADAM, "flag"),
+    "optimizer.params.bias_correction": refused(
+        "changes what a run learns; memcalc's runs correct, as Adam does", True
+    ),
     "optimizer.params.torch_adam": plan("optimizer_kind: torch's own Adam, foreach", "flag"),
     "optimizer.params.adam_w_mode": plan("optimizer: false makes Adam of what is else AdamW", "flag"),
     "optimizer.params.foreach": plan("optimizer_kind: false is for-loop", "flag"),
@@ -213,7 +212,7 @@ TABLE: Table = {
     "compile": refused(_UNCOUNTED, {}, {"deepcompile": False}),
     "hybrid_engine": refused("is for generation between steps; leave it out", {}, {"enabled": False}),
     "weight_quantization": refused("is for inference; leave it out"),
-    "datastates": neutral(_SAVES),
+    "datastates": neutral(SAVES),
     "amp": refused("is Apex, which DeepSpeed removed; write bf16 or fp16", {"enabled": False}),
     "nebula": refused(_REMOVED),
     "compression_training": refused(_REMOVED),

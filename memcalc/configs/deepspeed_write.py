@@ -9,6 +9,7 @@ from memcalc.configs.deepspeed_json import ADAMS, DTYPES, KNOBS, OTHERS, PLACES,
 from memcalc.configs.keys import AUTO
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import PlanError
+from memcalc.hyperparameters import read_coefficients, read_scaling
 from memcalc.offload import Offload
 from memcalc.plan import Plan
 from memcalc.training import Training
@@ -17,7 +18,7 @@ __all__ = ["render"]
 
 _MOMENTUM = 0.9
 _DECAY = 0.01
-"""A usual weight decay; only that it is not 0 changes memory."""
+"""What memcalc's own runs take where nothing else is said (trainers/optimizers.py); torch's default of AdamW."""
 
 
 def render(plan: Plan, training: Training | None = None) -> str:
@@ -28,12 +29,13 @@ def render(plan: Plan, training: Training | None = None) -> str:
     if plan.precision not in DTYPES:
         raise PlanError(f"a DeepSpeed file cannot say precision {plan.precision}; it has: {', '.join(DTYPES)}")
     training = training or Training()
+    scaling = read_scaling(training.scaling) if training.scaling else {}
     tree: dict[str, Any] = {
         "train_batch_size": plan.global_batch or AUTO,
         "train_micro_batch_size_per_gpu": plan.micro_batch or AUTO,
         "gradient_accumulation_steps": plan.accumulation,
         "gradient_clipping": (training.clip or 1.0) if plan.update.clip else 0.0,
-        "fp16": {"enabled": plan.precision == "fp16-master"},
+        "fp16": {"enabled": True} | scaling if plan.precision == "fp16-master" else {"enabled": False},
         "bf16": {"enabled": plan.precision == "bf16-master"},
         ZERO: _zero(plan, stage),
         "optimizer": _written(plan, training),
@@ -67,7 +69,9 @@ def _zero(plan: Plan, stage: int) -> dict[str, Any]:
 
 
 def _written(plan: Plan, training: Training) -> dict[str, Any]:
-    params: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": _DECAY if plan.update.l2 else 0.0}
+    said = read_coefficients(training.coefficients) if training.coefficients else {}
+    decays = plan.update.l2 or plan.optimizer == "adamw"
+    params: dict[str, Any] = {"lr": training.learning_rate, "weight_decay": _DECAY if decays else 0.0} | said
     base, _, variant = plan.optimizer.partition("-")
     if plan.optimizer in ADAMS:
         if plan.optimizer_kind != "fused":
@@ -79,6 +83,6 @@ def _written(plan: Plan, training: Training) -> dict[str, Any]:
         known = ", ".join([*ADAMS, *OTHERS])
         raise PlanError(f"a DeepSpeed file cannot say optimizer {plan.optimizer}; it has: {known}")
     if variant:
-        params |= {"momentum": _MOMENTUM} | ({"nesterov": True} if variant == "nesterov" else {})
+        params = {"momentum": _MOMENTUM} | params | ({"nesterov": True} if variant == "nesterov" else {})
     walked = {"fused": {"fused": True}, "for-loop": {"foreach": False}}.get(plan.optimizer_kind, {})
     return {"type": OTHERS[base], "params": params | walked}

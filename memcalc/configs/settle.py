@@ -14,6 +14,7 @@ from memcalc.configs.keys import AUTO
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.errors import InputError, PlanError
 from memcalc.models import Model
+from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 
 __all__ = ["Settled", "apply", "settle"]
@@ -71,11 +72,28 @@ def settle(
     batch = _merged(file.batch, said, name, notes, scale)
     if ranks is None:
         ranks = (batch.ranks() or 1) * copies
-        if ranks > 1 and STRATEGIES[fields.get("strategy", "single")].parallel:
-            notes.append(f"{name}: the batch is that of {ranks} GPUs; --gpus says otherwise")
+        if STRATEGIES[fields.get("strategy", "single")].parallel:
+            notes.append(
+                f"{name}: the batch is that of {ranks} GPUs; --gpus says otherwise"
+                if ranks > 1
+                else f"{name}: it does not say how many processes there are; one is assumed, which divides nothing: give --gpus N"
+            )
     fields["ranks"] = ranks
     _fill(fields, batch, file, model, ranks, copies, notes, said)
-    return Settled(fields=fields, training=dict(file.training), notes=tuple(notes))
+    return Settled(fields=fields, training=_training(file, fields, notes), notes=tuple(notes))
+
+
+def _training(file: LaunchFile, fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """How the file trains, without what is of no use to the plan that it became."""
+    found = dict(file.training)
+    precision = PRECISIONS.get(fields.get("precision", "fp32"))
+    if "scaling" in found and not (precision and precision.loss_scaling):
+        notes.append(
+            f"{file.name}: no losses are scaled in {fields.get('precision', 'fp32')}; left out: {found.pop('scaling')}"
+        )
+    if "coefficients" in found and fields.get("optimizer") != file.fields.get("optimizer"):
+        notes.append(f"{file.name}: coefficients of another optimizer are left out: {found.pop('coefficients')}")
+    return found
 
 
 def apply(plan: Any, fields: Mapping[str, Any]) -> Any:

@@ -43,11 +43,6 @@ def check(model: Model, plan: Plan) -> None:
         raise PlanError(f"model {model.name}: latent attention is not divided by tensor or context parallel")
     if plan.adapter.kind in ("adapter", "adapter-v2"):
         raise PlanError(f"adapters of kind {plan.adapter.kind} are not known for latent attention; take --adapter lora")
-    if plan.attention == "flash" and model.uneven:
-        raise PlanError(
-            f"attention flash: {model.name} has keys of width {model.head_width} and values of {model.value_dim}, which it "
-            "takes only alike; take --attention efficient or math"
-        )
 
 
 def products(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -25,6 +25,9 @@ class Ddp(Replicated):
         super().states()
         for index, size in enumerate(sizes):
             self.hold(f"DDP bucket {index}", (size,), category, "uint8")
+        if self.plan.static_graph:  # initialize_local_used_map: 32-bit numbers on the host, and on the device
+            for _ in range(2 if self.plan.device == "cpu" else 1):
+                self.hold("DDP map of used parameters", (4 * len(self.trained),), "communication", "uint8")
 
     def updated(self) -> list[Weight]:
         if not self.plan.strategy_row.shards_optimizer:
@@ -37,6 +40,14 @@ class Ddp(Replicated):
             super().keep_gradients()
 
     def gradient(self, weight: Weight, grad: Storage) -> None:
+        if (
+            self.plan.layout.tensor > 1
+            and self.plan.family.divides == "dtensor"
+            and weight.name == self.weights[0].name
+        ):
+            # Parameters are plain tensors: of the whole table's gradient (memcalc/vocab_parallel.py) DTensor.from_local's
+            # backward hands on a copy of this rank's rows (torch/distributed/tensor/_api.py, _FromTorchTensor).
+            grad = self.new_gradient(weight.name, weight.numel)
         if self.plan.bucket_views and self.sync:
             self.grads.pop(weight.name, None)
         else:

@@ -57,6 +57,8 @@ class Replicated:
         if self.plan.device == "cpu" and self.plan.strategy_row.zero_stage:
             for tensor in host_tensors(self.plan):
                 self.hold(tensor.name, (tensor.size,), "optimizer", "uint8")
+            for _ in range(self.updates_on_host()):  # torch's Adam keeps one for each tensor that it updates
+                self.hold("step counter", (1,), "optimizer", "float32")
         if self.plan.update.ema != "none":  # torch/optim/swa_utils.py, AveragedModel: a deep copy
             dtype = self.dtype if self.plan.update.ema == "weights" else "float32"
             for weight in self.weights:
@@ -64,7 +66,7 @@ class Replicated:
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
-            self.hold(name, (size,), "temporary", "uint8")
+            self.hold(name, (size,), "workspaces", "uint8")
         if not self.plan.set_to_none and not self.away:
             self.keep_gradients()
 
@@ -106,6 +108,10 @@ class Replicated:
     def updated(self) -> list[Weight]:
         """Weights whose update this rank computes."""
         return self.trained
+
+    def updates_on_host(self) -> int:
+        """Tensors that are updated where they were offloaded to."""
+        return int(self.plan.offload.optimizer != "none")
 
     def keep_gradients(self) -> None:
         """Gradients that are zeroed and not freed after a step."""

@@ -11,10 +11,16 @@ from memcalc.sharding import partition_slices, round_robin, zero_partition
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["Zero"]
+__all__ = ["Zero", "in_order"]
 
 # Before torch 1.13 there is no all_gather_into_tensor, and gathered partitions are copied out of a flat buffer.
 GATHERS_IN_PLACE_SINCE = (1, 13)
+
+
+def in_order(plan: Plan, weights: list[Weight]) -> list[Weight]:
+    """Weights as the model lists them (``model.parameters()``), which is how DeepSpeed lays them out; units come root first."""
+    place = {weight.name: index for index, weight in enumerate(plan.weights)}
+    return sorted(weights, key=lambda weight: place.get(weight.name, len(place)))
 
 
 class Zero(Replicated):
@@ -27,6 +33,7 @@ class Zero(Replicated):
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         super().__init__(tape, plan, units)
+        self.trained = in_order(plan, self.trained)
         self.stage, self.knobs = plan.strategy_row.zero_stage or 0, plan.deepspeed
         self.offloads = plan.offload.optimizer != "none"
         self.contiguous = self.knobs.contiguous_gradients or self.offloads
@@ -71,12 +78,14 @@ class Zero(Replicated):
             if not self.plan.family.opaque:
                 self.hold("gradient on its way to the host", (largest,), "communication")
         else:
+            self.tape.moment = "init"
             flat = Weight("float32 partition", (self.partition,))
             self.hold(flat.name, flat.shape, "optimizer", "float32")
             # The states are made beside a float32 gradient: one of zeros at the start, or that of the first step.
             gradient = self.temporary("first float32 gradient", self.partition, "float32")
             self.hold_states(flat, "float32")
             del gradient
+            self.tape.moment = "start"
 
     def keep_gradients(self) -> None:
         """Gradients are never kept: ``zero_grad`` of DeepSpeed's optimizers sets them to None."""

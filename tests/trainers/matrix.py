@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +30,7 @@ TIED = dataclasses.replace(LLAMA, name="llama-of-4-tied", tied=True)
 HOST = Offload(optimizer="cpu", parameters="cpu")
 SMALL = DeepSpeed(reduce_bucket_size=50_000, prefetch_bucket_size=20_000, persistence_threshold=500)
 OLD = Fsdp(version="1")
-STEPS, STOP, BATCH, TOKENS = 6, 5, 8, 64  # metered before the first checkpoint, whose tensors are no step's
+STEPS, STOP, BATCH, TOKENS = 4, 3, 8, 64  # metered before the first checkpoint, whose tensors are no step's
 
 Fields = dict[str, object]
 
@@ -48,22 +50,32 @@ class Runs:
     resumed: dict[str, Result]
 
 
-def both(plans: dict[str, Plan], ranks: int, folder: Path, **options: object) -> Runs:
-    """Train all plans, and each once more from its checkpoint in the middle."""
+def both(
+    plans: dict[str, Plan], ranks: int, folder: Path, by_name: dict[str, dict[str, object]] | None = None,
+    more: dict[str, Job] | None = None, once: Collection[str] = (), driver: str = "driver.py", **options: object,
+) -> Runs:  # fmt: skip
+    """Train all plans, and each once more from its checkpoint in the middle; ``by_name`` are options of single ones.
+
+    ``more`` are jobs beside them, whose results stand with the resumed ones; plans named in ``once`` are not gone on with.
+    """
     saved, jobs = Path("checkpoints") / f"step-{STOP}", {}
-    given = {"checkpoint_every": STOP, **options}
     for name, each in plans.items():
+        given = {"checkpoint_every": STOP, **options, **(by_name or {}).get(name, {})}
         first, again = folder / name, folder / f"{name}-again"
         jobs[name] = Job(each, steps=STEPS, out=first, measure_steps=STOP, options=tuple(given.items()))
-        more = tuple((given | {"resume": True}).items())
-        jobs[f"{name}-again"] = Job(each, steps=STEPS, out=again, options=more, copy=(first / saved, again / saved))
-    found = run(jobs, ranks, folder)
-    return Runs(plans, {name: found[name] for name in plans}, {name: found[f"{name}-again"] for name in plans})
+        if name in once:
+            continue
+        goes_on = tuple((given | {"resume": True}).items())
+        jobs[f"{name}-again"] = Job(each, steps=STEPS, out=again, options=goes_on, copy=(first / saved, again / saved))
+    found = run(jobs | (more or {}), ranks, folder, driver=driver, timeout=900)
+    resumed = {name: found[f"{name}-again"] for name in plans if name not in once}
+    resumed |= {name: found[name] for name in more or {}}
+    return Runs(plans, {name: found[name] for name in plans}, resumed)
 
 
-def references(models: list[Model]) -> dict[str, Measurement]:
+def references(models: list[Model], **options: Any) -> dict[str, Measurement]:
     """The same steps on one rank, by model, in this process."""
-    settings = Training(steps=STEPS, measure_steps=0, learning_rate=1e-3)
+    settings = Training(steps=STEPS, measure_steps=0, learning_rate=1e-3, **options)
     with join(Rank(rank=0, local=0, world=1), "cpu", 0) as process:
         return {model.name: train(plan(1, model=model), settings, process) for model in models}
 

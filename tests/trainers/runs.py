@@ -17,12 +17,19 @@ from memcalc.plan import Plan
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
+_SECONDS = float(os.environ.get("RUN_SECONDS", "400"))
+"""How long one start of torchrun may take; more on a machine that others use as well."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"]
 
 
 def some(cases: dict[str, T], one_in: int = 3) -> dict[str, T]:
     """One case in so many; ``make test-all`` sets ALL_RUNS and gets each, which takes two cores a quarter of an hour more."""
     return cases if os.environ.get("ALL_RUNS") else dict(list(cases.items())[::one_in])
+
+
+def rare(cases: dict[str, T]) -> dict[str, T]:
+    """Cases that only ``make test-all`` runs."""
+    return cases if os.environ.get("ALL_RUNS") else {}
 
 
 def plan(model: str = "gpt2-tiny", *, ranks: int = 1, batch: int = 8, **fields: Any) -> Plan:
@@ -56,7 +63,9 @@ class Job:
     """A folder that is copied to another place before."""
 
 
-def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 400) -> dict[str, Result]:
+def run(
+    jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = _SECONDS, driver: str = "driver.py"
+) -> dict[str, Result]:
     """Run all jobs in one process group of ``ranks`` and read what they left; fails with the output when they fail."""
     described = []
     for name, job in jobs.items():
@@ -70,9 +79,9 @@ def run(jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = 400) ->
         })  # fmt: skip
     path = folder / f"jobs-{ranks}.json"
     path.write_text(json.dumps(described))
-    driver = str(Path(__file__).with_name("driver.py"))
+    program = str(Path(__file__).with_name(driver))
     done = subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", str(ranks), driver, str(path)],
+        [*TORCHRUN, "--nproc-per-node", str(ranks), program, str(path)],
         env=environment(), capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[:6000]  # the rank's traceback comes before torchrun's

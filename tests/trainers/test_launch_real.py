@@ -104,6 +104,9 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
         err,
     )
     assert said, err
+    assert Measurement.from_json(run / "run.json").status == "stopped"
+    code, out, _ = ended(memcalc("compare", run))
+    assert (code, out.splitlines()[-1]) == (0, "note: the run was stopped before its last step")
     step = int(said[2])
     code, out, _ = ended(memcalc(*said[1].split(), "--steps", step + 3))
     assert code == 0

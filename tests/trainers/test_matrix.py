@@ -1,6 +1,6 @@
 """Every strategy of torch on 2 and 4 ranks: it learns what one rank learns, holds what was estimated, and goes on from its checkpoint.
 
-One in five runs by default; ALL_RUNS takes all.
+Every strategy runs by default on each number of ranks, and with ALL_RUNS more of what they are combined with.
 """
 
 from __future__ import annotations
@@ -25,49 +25,62 @@ from tests.trainers.matrix import (
     plan,
     references,
 )
-from tests.trainers.runs import some
+from tests.trainers.runs import rare
 
 PIPED = {"accumulation": 4, "layout": Layout(pipeline=2)}
-TWO: dict[str, Fields] = some(
+HYBRID = {"strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(replicas=2)}
+TWO: dict[str, Fields] = {
+    "ddp": {"strategy": "ddp", "accumulation": 2},
+    "ddp-static-graph": {"strategy": "ddp", "static_graph": True, "bucket_views": True, "accumulation": 4},
+    "zero-1": {"strategy": "zero-1"},
+    "fsdp-full-shard": {"strategy": "fsdp-full-shard", "checkpoint_every": 2},
+    "fsdp-shard-grad-op": {"strategy": "fsdp-shard-grad-op", "accumulation": 2},
+    "fsdp-no-shard": {"strategy": "fsdp-no-shard"},
+    "fsdp-offload": {"strategy": "fsdp-full-shard", "offload": HOST},
+    "fsdp-1": {"strategy": "fsdp-full-shard", "fsdp": OLD},
+    "tensor": {"model": LLAMA, "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
+    "1f1b": PIPED,
+    "gpipe-tied": {"model": TIED, "accumulation": 4, "layout": Layout(pipeline=2, schedule="gpipe")},
+    "interleaved": {"accumulation": 4, "layout": Layout(pipeline=2, schedule="interleaved", chunks=2)},
+} | rare(
     {
-        "1f1b": PIPED,
-        "ddp": {"strategy": "ddp", "accumulation": 2},
-        "tensor": {"model": LLAMA, "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
-        "interleaved": {"accumulation": 4, "layout": Layout(pipeline=2, schedule="interleaved", chunks=2)},
-        "zero-1": {"strategy": "zero-1"},
-        "fsdp-shard-grad-op": {"strategy": "fsdp-shard-grad-op", "accumulation": 2},
-        "fsdp-1": {"strategy": "fsdp-full-shard", "fsdp": OLD},
-        "fsdp-full-shard": {"strategy": "fsdp-full-shard", "checkpoint_every": 2},
-        "fsdp-no-shard": {"strategy": "fsdp-no-shard"},
-        "gpipe-tied": {"model": TIED, "accumulation": 4, "layout": Layout(pipeline=2, schedule="gpipe")},
         "fsdp-1-grad-op": {"strategy": "fsdp-shard-grad-op", "fsdp": OLD, "accumulation": 2},
         "fsdp-1-flat": {"strategy": "fsdp-full-shard", "fsdp": Fsdp(version="1", original_parameters=False)},
-        "fsdp-offload": {"strategy": "fsdp-full-shard", "offload": HOST},
         "1f1b-checkpoint": PIPED | {"checkpoint_every": 1},
         "gpipe-many": {"accumulation": 8, "layout": Layout(pipeline=2, schedule="gpipe")},
-    },
-    one_in=5,
+    }
 )
-FOUR: dict[str, Fields] = some(
+FOUR: dict[str, Fields] = {
+    "ddp": {"strategy": "ddp"},
+    "zero-1": {"strategy": "zero-1", "accumulation": 2},
+    "fsdp-full-shard": {"strategy": "fsdp-full-shard"},
+    "fsdp-shard-grad-op": {"strategy": "fsdp-shard-grad-op"},
+    "fsdp-no-shard": {"strategy": "fsdp-no-shard"},
+    "fsdp-1": {"strategy": "fsdp-full-shard", "fsdp": OLD},
+    "hybrid": HYBRID,
+    "hybrid-1": HYBRID | {"fsdp": Fsdp(version="1", replicas=2)},
+    "hybrid-tensor": HYBRID | {"model": LLAMA, "layout": Layout(tensor=2)},
+    "ddp-tensor": {"model": LLAMA, "strategy": "ddp", "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
+    "pipeline-tensor": {"model": LLAMA, "accumulation": 4, "layout": Layout(pipeline=2, tensor=2)},
+    "pipeline-fsdp": PIPED | {"strategy": "fsdp-full-shard"},
+} | rare(
     {
-        "pipeline-tensor": {"model": LLAMA, "accumulation": 4, "layout": Layout(pipeline=2, tensor=2)},
-        "ddp": {"strategy": "ddp"},
-        "fsdp-full-shard": {"strategy": "fsdp-full-shard"},
-        "pipeline-fsdp": PIPED | {"strategy": "fsdp-full-shard"},
-        "pipeline-of-4": {"accumulation": 8, "layout": Layout(pipeline=4)},
-        "zero-1": {"strategy": "zero-1", "accumulation": 2},
-        "hybrid-tensor": {
-            "model": LLAMA, "strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(replicas=2), "layout": Layout(tensor=2),
-        },
         "hybrid-grad-op": {"strategy": "fsdp-hybrid-shard-grad-op", "fsdp": Fsdp(replicas=2), "accumulation": 2},
-        "fsdp-shard-grad-op": {"strategy": "fsdp-shard-grad-op"},
-        "pipeline-ddp": PIPED | {"strategy": "ddp"},
-        "hybrid": {"strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(replicas=2)},
-        "hybrid-1": {"strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(version="1", replicas=2)},
         "fsdp-tensor": {"model": LLAMA, "strategy": "fsdp-full-shard", "layout": Layout(tensor=2), "accumulation": 2},
-        "fsdp-1": {"strategy": "fsdp-full-shard", "fsdp": OLD},
-    },
-    one_in=5,
+        "pipeline-ddp": PIPED | {"strategy": "ddp"},
+        "pipeline-of-4": {"accumulation": 8, "layout": Layout(pipeline=4)},
+        "interleaved-ddp": {
+            "strategy": "ddp", "accumulation": 4, "layout": Layout(pipeline=2, schedule="interleaved", chunks=2),
+        },
+    }
+)  # fmt: skip
+EIGHT: dict[str, Fields] = rare(
+    {
+        "all-ddp": {"model": LLAMA, "strategy": "ddp", "layout": Layout(tensor=2, pipeline=2), "accumulation": 4},
+        "all-fsdp": {
+            "model": LLAMA, "strategy": "fsdp-full-shard", "layout": Layout(tensor=2, pipeline=2), "accumulation": 4,
+        },
+    }
 )  # fmt: skip
 
 
@@ -99,3 +112,16 @@ def test_four_ranks(four: Runs, alone: dict[str, Measurement], name: str) -> Non
     check_losses(four, name, alone)
     check_peak(four, name, 1.0)
     check_resumed(four, name)
+
+
+@pytest.fixture(scope="module")
+def eight(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    plans = {name: plan(8, **fields) for name, fields in EIGHT.items()}  # type: ignore[arg-type]
+    return both(plans, 8, tmp_path_factory.mktemp("eight"))
+
+
+@pytest.mark.parametrize("name", EIGHT)
+def test_data_tensor_and_pipeline_parallel_at_once(eight: Runs, alone: dict[str, Measurement], name: str) -> None:
+    check_losses(eight, name, alone)
+    check_peak(eight, name, 1.0)
+    check_resumed(eight, name)

@@ -19,7 +19,7 @@ from memcalc.spec import Weight
 VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 FLAGS = {"foreach": {"foreach": True}, "for-loop": {"foreach": False}, "fused": {"fused": True}}
 # LBFGS takes a closure, and Muon matrices alone: it has a test of its own.
-MAKE = {name: partial(kind, **options) for name, (kind, options) in trainers.optimizers._CLASSES.items()}
+MAKE = {name: partial(kind, **options) for name, (kind, options) in trainers.optimizers.CLASSES.items()}
 SHAPES = [
     pytest.param([(100, 50), (100,), (30, 200), (70,)], id="mixed"),
     pytest.param([(300,), (64, 80), (40,)], id="vector-first"),

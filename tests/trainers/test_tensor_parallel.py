@@ -30,7 +30,8 @@ def planned(ranks: int, **changes: object) -> Plan:
 def test_what_trainers_cannot_divide_is_said() -> None:
     assert planned(2, layout=Layout(tensor=2)).untrained == ""
     assert planned(2, layout=Layout(context=2), attention="flash").untrained == "with context parallel"
-    assert "take single or FSDP 2" in planned(4, layout=Layout(tensor=2), strategy="ddp").untrained
+    assert "take single, ddp or FSDP 2" in planned(4, layout=Layout(tensor=2), strategy="zero-1").untrained
+    assert planned(4, layout=Layout(tensor=2), strategy="ddp").untrained == ""
     assert planned(4, layout=Layout(tensor=2), strategy="fsdp-full-shard").untrained == ""
 
 

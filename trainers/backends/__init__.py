@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 
 from memcalc.plan import Plan
 from memcalc.spec import Weight
+from memcalc.training import Training
 
 __all__ = ["Prepared", "composed_mesh", "device_of", "prepare", "sharding_mesh"]
 
@@ -60,18 +61,27 @@ class Prepared:
     ``states`` hold, whose parameters then are the plan's weights."""
     restore: Callable[[dict[str, Any]], object] | None = None
     """Takes back what ``state`` gave, filled from a checkpoint; None where that is the tensors themselves."""
+    part_of: Callable[[Tensor, Tensor], Tensor] = lambda parameter, tensor: tensor
+    """``(parameter, tensor of its shape)``: that tensor as a part of the whole one, where parameters are plain tensors of
+    which each rank has a part."""
     wake: Callable[[], object] | None = None
     """Lets the optimizer make its states; None is a step of length 0."""
     whole: Callable[[str], Tensor] | None = None
     """One weight in full, on the first rank at least; all ranks ask for the same. None is a parameter of ``model``."""
     clip: Callable[[float], object] | None = None
     """Scales gradients down to a norm; None is ``clip_grad_norm_``."""
+    holds: Callable[[], dict[str, list[Tensor]]] = dict
+    """By category (parameters, gradients, optimizer) the tensors that a meter shall count in the place of the model's
+    parameters, their gradients, and the tensors in ``states``; a category that is not among them is those."""
 
 
-def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, *, accelerate: bool = False) -> Prepared:
-    """Apply the plan's strategy with the backend its row names, or let accelerate do it."""
-    backend = importlib.import_module(f"{__name__}.{'accelerated' if accelerate else _backend(plan)}")
-    prepared = backend.prepare(model, plan, mesh, seed)
+def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, *, settings: Training | None = None) -> Prepared:
+    """Apply the plan's strategy with the backend its row names, or let accelerate do it where ``settings`` say so."""
+    name = "accelerated" if settings is not None and settings.accelerate else _backend(plan)
+    backend = importlib.import_module(f"{__name__}.{name}")
+    # Only these two take more of how a run is trained than its seed: how losses are scaled, and where NVMe is.
+    told = {"settings": settings} if settings is not None and name in ("accelerated", "deepspeed") else {}
+    prepared = backend.prepare(model, plan, mesh, seed, **told)
     assert isinstance(prepared, Prepared)
     return prepared
 

@@ -16,17 +16,22 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from memcalc.errors import RunError
+from memcalc.hyperparameters import read_scaling
 from memcalc.plan import Plan
+from memcalc.training import Training
 from trainers import optimizers
 from trainers.backends import Prepared, device_of
-from trainers.backends.deepspeed_state import Saved
+from trainers.backends.deepspeed_build import show_ninja, watched
+from trainers.backends.deepspeed_state import Masters, Saved, held
 from trainers.models import materialise
 
-__all__ = ["configuration", "prepare"]
+__all__ = ["configuration", "load", "optimizer_of", "prepare", "wrapped"]
+
+_USUAL = Training()
 
 
-def configuration(plan: Plan, swap: str = "") -> dict[str, Any]:
-    """The plan as DeepSpeed's configuration, every key that changes memory said; ``swap`` is the folder for NVMe."""
+def configuration(plan: Plan, settings: Training = _USUAL) -> dict[str, Any]:
+    """The plan as DeepSpeed's configuration, with every key said that changes memory or what is learned."""
     knobs, stage, precision = plan.deepspeed, plan.strategy_row.zero_stage or 0, plan.precision
     zero: dict[str, Any] = {
         "stage": stage,
@@ -49,7 +54,7 @@ def configuration(plan: Plan, swap: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.accumulation,
-        "zero_optimization": zero | _offload(plan, swap),
+        "zero_optimization": zero | _offload(plan),
         "zero_allow_untested_optimizer": True,  # any of torch's
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 0.0,  # said, because releases differ: 0 by default, and 1 in 0.19
@@ -58,34 +63,24 @@ def configuration(plan: Plan, swap: str = "") -> dict[str, Any]:
     if precision == "bf16-master":
         found["bf16"] = {"enabled": True}
     if precision == "fp16-master":
-        found["fp16"] = {"enabled": True}
+        found["fp16"] = {"enabled": True} | (read_scaling(settings.scaling) if settings.scaling else {})
     if knobs.grad_accum_dtype == "float32":
         found["data_types"] = {"grad_accum_dtype": "fp32"}
     return found
 
 
-def _offload(plan: Plan, swap: str) -> dict[str, Any]:
-    offload, pinned, found = plan.offload, plan.offload.pin_memory and plan.device == "cuda", {}
-    if offload.optimizer != "none":
-        found["offload_optimizer"] = {"device": offload.optimizer, "pin_memory": pinned}
-        if offload.optimizer == "nvme":
-            found["offload_optimizer"] |= {"nvme_path": swap, "buffer_count": offload.optimizer_buffers}
-    if offload.parameters != "none":
-        found["offload_param"] = {"device": offload.parameters, "pin_memory": pinned}
-        if offload.parameters == "nvme":
-            found["offload_param"] |= {
-                "nvme_path": swap,
-                "buffer_count": offload.parameter_buffers,
-                "buffer_size": offload.parameter_buffer_size,
-                "max_in_cpu": offload.max_in_cpu,
-            }
-    return found
+def _offload(plan: Plan) -> dict[str, Any]:
+    """Places on the host; NVMe is not launched."""
+    offload, pinned = plan.offload, plan.offload.pin_memory and plan.device == "cuda"
+    places = {"offload_optimizer": offload.optimizer, "offload_param": offload.parameters}
+    return {key: {"device": place, "pin_memory": pinned} for key, place in places.items() if place != "none"}
 
 
-def _load(kind: str) -> Any:
+def load(kind: str) -> Any:
     """DeepSpeed, told which device it is for before it looks for one itself, and quiet."""
     if kind == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
+        show_ninja()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     try:
         import deepspeed
@@ -114,17 +109,32 @@ class _Update:
         """Done by the engine."""
 
 
-def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
+def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings: Training = _USUAL) -> Prepared:
     """The model in DeepSpeed's engine, which takes the plan's optimizer apart."""
-    deepspeed = _load(mesh.device_type)
-    device = device_of(mesh)
-    materialise(model, plan, device, seed)
-    if mesh.device_type == "cpu" and not deepspeed.comm.is_initialized():
-        deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False, verbose=False)
+    with watched():
+        deepspeed = load(mesh.device_type)
+        materialise(model, plan, device_of(mesh), seed)
+        if mesh.device_type == "cpu" and not deepspeed.comm.is_initialized():
+            deepspeed.init_distributed(dist_backend="gloo", dist_init_required=False, verbose=False)
+        engine, _, _, _ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer_of(model, plan),
+            config=configuration(plan, settings),
+            dist_init_required=False,
+        )
+    return wrapped(engine, plan)
+
+
+def optimizer_of(model: nn.Module, plan: Plan) -> Any:
+    """The plan's optimizer. Its learning rate is 0 until the loop sets one: DeepSpeed makes a step of its own before."""
     optimizer = optimizers.make(model.parameters(), plan)
-    engine, _, _, _ = deepspeed.initialize(
-        model=model, optimizer=optimizer, config=configuration(plan), dist_init_required=False
-    )
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    return optimizer
+
+
+def wrapped(engine: Any, plan: Plan) -> Prepared:
+    """An engine as the loop takes it, whoever initialised it."""
 
     @contextlib.contextmanager
     def accumulate() -> Iterator[None]:
@@ -153,8 +163,9 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         scales_itself=True,
         backward=backward,
         clip=clip,
+        holds=lambda: held(engine, plan),
     )
-    if not plan.strategy_row.zero_stage:
+    if not plan.strategy_row.zero_stage and not plan.precision_row.master:
         return prepared
-    saved = Saved(engine, plan)
+    saved = (Saved if plan.strategy_row.zero_stage else Masters)(engine, plan)
     return replace(prepared, state=saved.state, restore=saved.restore, wake=saved.wake, whole=saved.whole)

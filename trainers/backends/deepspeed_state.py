@@ -14,7 +14,105 @@ from torch import Tensor, nn
 
 from memcalc.plan import Plan
 
-__all__ = ["Saved"]
+__all__ = ["Masters", "Saved", "held"]
+
+
+def held(engine: Any, plan: Plan) -> dict[str, list[Tensor]]:
+    """Where DeepSpeed keeps what a meter counts: by category, the tensors that take the place of the model's own.
+
+    Float32 masters count as states of the optimizer, and on the CPU so does what is offloaded, as in an estimate.
+    """
+    wrapper, stage, offload = engine.optimizer, plan.strategy_row.zero_stage, plan.offload
+    states: Any = getattr(wrapper, "optimizer", wrapper)
+    optimizer = [value for state in states.state.values() for value in state.values() if isinstance(value, Tensor)]
+    if stage == 0 and not plan.precision_row.master:
+        return {}
+    # Stage 3 puts a group into the optimizer for the moment of its update only.
+    masters = (
+        wrapper.fp32_partitioned_groups_flat
+        if stage == 3
+        else [master for group in states.param_groups for master in group["params"]]
+    )
+    optimizer += masters
+    if stage == 0:
+        return {"optimizer": optimizer}
+    away = offload.optimizer != "none"
+    if away:
+        optimizer += [master.grad for master in masters if master.grad is not None]
+    if stage == 3:
+        parts = [parameter.ds_tensor for parameter in engine.module.parameters()]
+        gradients = [wrapper.grad_partitions_flat_buffer]
+        moved = [*(gradients if away else []), *(parts if offload.parameters != "none" else [])]
+        return {
+            "parameters": [] if offload.parameters != "none" else parts,
+            "gradients": [] if away else gradients,
+            "optimizer": optimizer + moved,
+        }
+    if away:
+        optimizer += [*wrapper.param_buffer_of_bit16_for_cpu_offload_groups, *wrapper.accumulated_grads_in_cpu.values()]
+        optimizer.append(wrapper.temp_grad_buffer_for_cpu_offload)
+        return {"gradients": [], "optimizer": optimizer}
+    kept = getattr(wrapper, "averaged_gradients", {}).values()
+    gradients = [*getattr(wrapper, "fp32_groups_gradients_flat", ())]
+    for found in kept:
+        gradients += [found] if isinstance(found, Tensor) else [*(found or ())]
+    gradients += [parameter.grad for parameter in engine.module.parameters() if parameter.grad is not None]
+    return {"gradients": gradients, "optimizer": optimizer}
+
+
+class Masters:
+    """An engine of stage 0 with 16-bit weights, whose masters are whole tensors (runtime/fp16/unfused_optimizer.py).
+
+    DeepSpeed makes the states by a step along gradients of 0 before the first one, so that Adam's first step would be
+    its second, and decays the weights in it: by how much, the learning rate of that moment says. It is taken back.
+    """
+
+    def __init__(self, engine: Any, plan: Plan) -> None:
+        self.wrapper: Any = engine.optimizer
+        self.states: Any = self.wrapper.optimizer
+        self.states.state.clear()
+        pairs = [
+            pair
+            for halves, masters in zip(self.wrapper.fp16_groups, self.wrapper.fp32_groups, strict=True)
+            for pair in zip(halves, masters, strict=True)
+        ]
+        of = {id(half): master for half, master in pairs}
+        self.halves = [half for half, _ in pairs]
+        names = [weight.name for weight in plan.weights]
+        self.named = {
+            name: of.get(id(parameter), parameter)
+            for name, parameter in zip(names, engine.module.parameters(), strict=True)
+        }
+        self.pairs = pairs
+
+    def whole(self, name: str) -> Tensor:
+        """A weight in float32."""
+        found: Tensor = self.named[name].detach()
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """The masters and states themselves, which a checkpoint is read into."""
+        found = self.states.state
+        return {
+            "model": {name: master.detach() for name, master in self.named.items()},
+            "optimizer": {name: dict(found[master]) for name, master in self.named.items() if found.get(master)},
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """The masters are filled; the weights are theirs in 16 bit."""
+        with torch.no_grad():
+            for half, master in self.pairs:
+                half.copy_(master)
+
+    def wake(self) -> None:
+        """A step of length 0 along gradients of 0."""
+        for group in self.states.param_groups:
+            group["lr"] = 0.0
+        for _, master in self.pairs:
+            master.grad = torch.zeros_like(master)
+        self.states.step()
+        for _, master in self.pairs:
+            master.grad = None
 
 
 class Saved:
@@ -69,20 +167,46 @@ class Saved:
     def restore(self, state: dict[str, Any]) -> None:
         """Put weights, masters and states back into the partitions."""
         import deepspeed
-        from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         large, numbers = self.keys()
         for name, parameter in self.named.items():
             value = state["model"][name].to(self.engine.device)
             with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0), torch.no_grad():
                 parameter.copy_(value)
-            safe_set_full_fp32_param(parameter, value)
+            self.put(parameter, value)
             for key in large:
-                safe_set_full_optimizer_state(parameter, state["optimizer"][name][key].to(self.engine.device), key)
+                self.put(parameter, state["optimizer"][name][key].to(self.engine.device), key)
         saved: dict[str, Tensor] = next(iter(state["optimizer"].values()), {})
         for held in self.states.state.values():
             for key in numbers:
                 held[key].copy_(saved[key])
+
+    def put(self, parameter: nn.Parameter, value: Tensor, key: str | None = None) -> None:
+        """Put a master, or a state, back from one whole tensor.
+
+        In stage 3 the last rank's part is padded, which ``safe_set_full_fp32_param`` fails on: each rank takes its own.
+        """
+        from deepspeed.utils import (
+            safe_set_full_fp32_param,
+            safe_set_full_optimizer_state,
+            safe_set_local_fp32_param,
+            safe_set_local_optimizer_state,
+        )  # fmt: skip
+
+        if self.plan.strategy_row.zero_stage == 3:
+            size, rank = parameter.ds_tensor.numel(), torch.distributed.get_rank()  # type: ignore[attr-defined]
+            mine = torch.zeros(size, dtype=value.dtype, device=value.device)
+            part = value.flatten()[size * rank : size * (rank + 1)]
+            mine[: part.numel()] = part
+            value = mine
+            if key is None:
+                safe_set_local_fp32_param(parameter, value)
+            else:
+                safe_set_local_optimizer_state(parameter, value, key)
+        elif key is None:
+            safe_set_full_fp32_param(parameter, value)
+        else:
+            safe_set_full_optimizer_state(parameter, value, key)
 
     def wake(self) -> None:
         """A step of length 0 along gradients of 0: DeepSpeed's optimizers have their states after the first."""

@@ -9,7 +9,9 @@ import contextlib
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
@@ -28,7 +30,7 @@ from trainers import optimizers
 from trainers.backends import Prepared, device_of, sharding_mesh
 from trainers.models import dtype_of, materialise, units
 
-__all__ = ["prepare"]
+__all__ = ["Saved", "prepare"]
 
 _PREFETCH = {"pre": BackwardPrefetch.BACKWARD_PRE, "post": BackwardPrefetch.BACKWARD_POST, "none": None}
 _SHARDING = {
@@ -65,7 +67,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         cpu_offload=CPUOffload(offload_params=plan.offload.on),
     )
     optimizer = optimizers.make(wrapped.parameters(), plan)
-    saved = _Saved(wrapped, optimizer, names)
+    saved = Saved(wrapped, optimizer, names)
     return Prepared(
         model=wrapped,
         optimizer=optimizer,
@@ -80,7 +82,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     )
 
 
-class _Saved:
+class Saved:
     """Flat shards as the tensors they are parts of, by the names of the plan's weights."""
 
     def __init__(self, model: FullyShardedDataParallel, optimizer: Optimizer, names: dict[str, str]) -> None:
@@ -122,5 +124,11 @@ class _Saved:
     def whole(self, name: str) -> Tensor:
         """A weight in full; parts are taken out of their flat shards once."""
         self.by_name = self.by_name or self.parameters()
-        found = self.by_name[name].detach()
-        return found.full_tensor() if isinstance(found, DTensor) else found
+        found: Any = self.by_name[name].detach()
+        if isinstance(found, ShardedTensor):  # what there is without a mesh, of which accelerate knows nothing
+            device = next(iter(self.model.parameters())).device
+            out = torch.empty(found.size(), dtype=found.dtype, device=device)
+            found.gather(0, out if torch.distributed.get_rank() == 0 else None)
+            return out
+        whole: Tensor = found.full_tensor() if isinstance(found, DTensor) else found
+        return whole

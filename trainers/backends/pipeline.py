@@ -25,7 +25,7 @@ from trainers import optimizers
 from trainers.backends import Prepared, composed_mesh, device_of, sharding_mesh
 from trainers.backends.ddp import wrap
 from trainers.backends.fsdp import shard
-from trainers.backends.tensor_parallel import divide
+from trainers.backends.tensor_parallel import Parts, divide
 from trainers.models import criterion, dtype_of, materialise, units
 from trainers.models.stretch import Layers, cut
 
@@ -45,10 +45,11 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
     layers: list[Layers] = []
     modules: list[nn.Module] = []
     weights: list[Weight] = []
+    parts = Parts()
     for stretch in here.chunks:
         part, held = cut(model, plan, stretch)
         layers.append(Layers(part, stretch, plan, _autocast(plan, mesh.device_type)))
-        modules.append(_spread(layers[-1], held, plan, mesh, seed))
+        modules.append(_spread(layers[-1], held, plan, mesh, seed, parts))
         weights += held
     whole = nn.ModuleList(modules)
     optimizer = optimizers.make(whole.parameters(), plan)
@@ -58,6 +59,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         for weight, parameter in zip(weights, whole.parameters(), strict=True)
         if plan.model.tied and weight.name == plan.weights[0].name and (here.first or here.last)
     ]
+    names = [weight.name for weight in weights]
     pair = _first_and_last(plan) if plan.model.tied else None
 
     def run_step(inputs: Tensor, targets: Tensor, mark: Callable[[str], None]) -> Tensor:
@@ -69,8 +71,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
 
     def clip(limit: float) -> None:
         counted = [each for each in whole.parameters() if here.first or not any(each is copy for copy in tied)]
-        norm = torch.nn.utils.get_total_norm([each.grad for each in counted if each.grad is not None])
-        squares = (norm.full_tensor() if isinstance(norm, DTensor) else norm) ** 2
+        squares = parts.norm(counted) ** 2
         dist.all_reduce(squares, group=ranks["pipeline"].get_group())
         torch.nn.utils.clip_grads_with_norm_(whole.parameters(), limit, squares.sqrt())
 
@@ -83,11 +84,12 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         run_step=run_step,
         loss=runner.loss,
         clip=clip,
-        whole=lambda name: _whole(name, weights, whole, plan, ranks),
+        part_of=parts.part_of,
+        whole=lambda name: _whole(name, dict(zip(names, whole.parameters(), strict=True)), parts, plan, ranks),
     )
 
 
-def _whole(name: str, weights: list[Weight], model: nn.Module, plan: Plan, ranks: DeviceMesh) -> Tensor:
+def _whole(name: str, held: dict[str, Tensor], parts: Parts, plan: Plan, ranks: DeviceMesh) -> Tensor:
     """A weight in full, sent to the first rank by the stage of its pipeline that has it."""
     group = ranks["pipeline"].get_group()
     peers, me = dist.get_process_group_ranks(group), dist.get_rank(group)
@@ -96,8 +98,8 @@ def _whole(name: str, weights: list[Weight], model: nn.Module, plan: Plan, ranks
     shape = next(weight.shape for weight in plan.weights if weight.name == name)
     found = torch.empty(shape, dtype=dtype_of(plan.precision_row.weights), device=ranks.device_type)
     if holder == me:
-        held = next(p for w, p in zip(weights, model.parameters(), strict=True) if w.name == name).detach()
-        found = held.full_tensor() if isinstance(held, DTensor) else held
+        own = parts.part_of(held[name], held[name].detach())
+        found = own.full_tensor() if isinstance(own, DTensor) else own
     if holder and peers[0] == 0:
         if me == holder:
             dist.send(found.contiguous(), 0, group=group)
@@ -113,7 +115,7 @@ def _autocast(plan: Plan, kind: str) -> Callable[[], contextlib.AbstractContextM
     return lambda: torch.autocast(kind, dtype_of(precision.compute))
 
 
-def _spread(layers: Layers, weights: list[Weight], plan: Plan, mesh: DeviceMesh, seed: int) -> nn.Module:
+def _spread(layers: Layers, weights: list[Weight], plan: Plan, mesh: DeviceMesh, seed: int, parts: Parts) -> nn.Module:
     """One stretch on this rank's device, by the plan's strategy."""
     ranks = composed_mesh(mesh, plan)
     if plan.layout.tensor > 1:
@@ -121,7 +123,10 @@ def _spread(layers: Layers, weights: list[Weight], plan: Plan, mesh: DeviceMesh,
     if plan.strategy_row.gathers:
         shard(layers, units(layers.model, plan), plan, sharding_mesh(mesh, plan))
     materialise(layers, plan, device_of(mesh), seed, weights)
-    return wrap(layers, plan, ranks["shard"]) if plan.strategy == "ddp" else layers
+    if plan.strategy != "ddp":
+        return layers
+    parts.take(layers)
+    return wrap(layers, plan, ranks["shard"])
 
 
 def _first_and_last(plan: Plan) -> dist.ProcessGroup:

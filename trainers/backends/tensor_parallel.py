@@ -5,6 +5,9 @@ torchrun --standalone --nproc-per-node 2 -m trainers PLAN.json OUT   # "layout":
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_module
@@ -16,14 +19,16 @@ from torch.distributed.tensor.parallel import (
     SequenceParallel,
     parallelize_module,
 )
+from torch.nn.utils import clip_grads_with_norm_, parametrize
 
 from memcalc.plan import Plan
 from trainers import optimizers
-from trainers.backends import Prepared, device_of
+from trainers.backends import Prepared, composed_mesh, device_of
+from trainers.backends.ddp import accumulation, wrap
 from trainers.models import materialise
 from trainers.models.llama import Block
 
-__all__ = ["divide", "prepare"]
+__all__ = ["Parts", "divide", "prepare"]
 
 
 def divide(model: nn.Module, plan: Plan, mesh: DeviceMesh) -> None:
@@ -75,9 +80,70 @@ class _Whole(ParallelStyle):
         return distribute_module(module, device_mesh, None, enter, leave)  # type: ignore[arg-type]
 
 
+class _Part(nn.Module):
+    """A parametrization: a plain tensor that, whenever the module asks for its weight, is a part of one of the mesh."""
+
+    def __init__(self, whole: DTensor) -> None:
+        super().__init__()
+        self.mesh, self.placements, self.shape, self.stride = (
+            whole.device_mesh, whole.placements, whole.shape, whole.stride(),
+        )  # fmt: skip
+
+    def forward(self, local: Tensor) -> Tensor:
+        return DTensor.from_local(
+            local, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
+        )
+
+
+class Parts:
+    """Plain tensors in the place of parameters of a mesh, which DDP's reducer and its buckets need.
+
+    torch's own way (torch/distributed/tensor/parallel/ddp.py, _localize_dtensor) puts new parameters into the model after
+    every forward pass, which neither the optimizer nor the reducer knows; a parametrization keeps the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[Tensor, _Part] = {}
+
+    def take(self, model: nn.Module) -> None:
+        """Put plain tensors in the place of a model's parameters of a mesh, if it has any."""
+        for module in list(model.modules()):
+            for name, parameter in list(module.named_parameters(recurse=False)):
+                if isinstance(parameter, DTensor):
+                    local = nn.Parameter(parameter.to_local().detach())
+                    self._parts[local] = _Part(parameter)
+                    setattr(module, name, local)
+                    parametrize.register_parametrization(module, name, self._parts[local], unsafe=True)
+
+    def part_of(self, parameter: Tensor, tensor: Tensor) -> Tensor:
+        """A tensor of a parameter's shape as a part of the whole one."""
+        part = self._parts.get(parameter)
+        return tensor if part is None else part(tensor)
+
+    def norm(self, parameters: Iterable[Tensor]) -> Tensor:
+        """The norm of all gradients, whatever part of them is here."""
+        found = [self.part_of(each, each.grad) for each in parameters if each.grad is not None]
+        norm = torch.nn.utils.get_total_norm(found)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepared:
-    """One model on all ranks."""
-    divide(model, plan, mesh)
+    """One model on all ranks, or a replica on each group of them, in DDP."""
+    ranks = composed_mesh(mesh, plan)
+    divide(model, plan, ranks["tensor"])
     materialise(model, plan, device_of(mesh), seed)
+    if plan.strategy == "ddp":
+        parts = Parts()
+        parts.take(model)
+        replica = wrap(model, plan, ranks["shard"])
+        optimizer = optimizers.make(replica.parameters(), plan)
+        return Prepared(
+            model=replica,
+            optimizer=optimizer,
+            states=optimizer,
+            accumulate=accumulation(replica, plan),
+            clip=lambda limit: clip_grads_with_norm_(replica.parameters(), limit, parts.norm(replica.parameters())),
+            part_of=parts.part_of,
+        )
     optimizer = optimizers.make(model.parameters(), plan)
     return Prepared(model=model, optimizer=optimizer, states=optimizer)

@@ -12,7 +12,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from memcalc.plan import Plan
 from trainers import optimizers
 from trainers.backends import Prepared
-from trainers.backends.ddp import replicate
+from trainers.backends.ddp import accumulation, replicate
 
 __all__ = ["prepare"]
 
@@ -27,4 +27,4 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int) -> Prepar
         process_group=mesh.get_group(),
         **options,
     )
-    return Prepared(model=replica, optimizer=optimizer, states=optimizer.optim, accumulate=replica.no_sync)
+    return Prepared(model=replica, optimizer=optimizer, states=optimizer.optim, accumulate=accumulation(replica, plan))

@@ -19,6 +19,8 @@ class Engine:
     """The strategy that is meant by ``zero1``."""
     plain: str = "ddp"
     """The strategy that is meant by plain data parallel."""
+    pure: bool = False
+    """Weights and gradients are of 16 bit where torch alone would cast."""
     attention: str = "auto"
     sequence: bool = False
     """Tensor parallel divides tokens between products too."""
@@ -46,8 +48,9 @@ ENGINES = (
     Engine(
         name="InternEvo",
         sources=("InternEvo", "InternLM/InternEvo"),
-        # doc/en/train_performance.md: flash attention; parallel.zero1.size ranks share optimizer states
-        megatron=True, zero1="megatron-distributed", plain="megatron-ddp", attention="flash",
+        # doc/en/train_performance.md: flash attention, bfloat16; internlm/solver/optimizer/hybrid_zero_optim.py: whole tensors
+        # go to ranks, gradients are summed while backward runs, and updated weights broadcast within zero1.size ranks
+        zero1="zero-1", attention="flash", pure=True,
     ),
     Engine(
         name="Paddle's hybrid parallel",

@@ -42,10 +42,11 @@ _FSDP = {
 # Words in the notes for what no plan says, although it changes the speed.
 _UNSAID = (
     (r"DeepEP", "a dispatcher of experts of its own (DeepEP)"),
-    (r"zero overlap on|TP overlap|async TP", ""),
+    (r"overlap on", "Megatron's flags for overlap"),
+    (r"wrap min 2K params", "units of FSDP that are no blocks"),
     (r"TF 1\.", "TensorFlow"),
-    (r"thunder executors$", "thunder's own compiler"),
 )
+_INSTANCES = ("zero-1", "megatron-distributed")  # strategies that can divide states over a part of the ranks
 # Megatron's virtual stages on each rank: ``vpp4``, ``VP 5``; of torchtitan's interleaved schedule not stated.
 _CHUNKS = re.compile(r"\b(?:vpp ?|VP )(\d{1,3})\b")
 _PICTURES = r"resnet|\bvit|convnext|efficientnet"
@@ -60,6 +61,7 @@ class Run:
     plan: Plan | None
     """None where something is lacking."""
     hardware: Hardware | None
+    place: Place | None
     assumptions: tuple[str, ...]
     lacks: tuple[Lack, ...]
 
@@ -81,12 +83,12 @@ def run_of(row: Timing) -> Run:
         reading.lack(f"strategy {text!r} is of no known form" if text else "strategy is not stated")
     elif said.shard and said.kind not in ("hsdp", "zero1"):
         reading.lack(f"strategy {row['strategy']!r}: shards of a part of the ranks")
-    elif said.shard and said.kind == "zero1" and engine.zero1 != "megatron-distributed" and said.shard < said.data:
+    elif said.shard and said.kind == "zero1" and engine.zero1 not in _INSTANCES and said.shard < said.data:
         reading.lack("optimizer states of DeepSpeed divided over a part of the ranks")
     elif place and said.ranks != place.ranks:
         reading.lack(f"strategy says {said.ranks} ranks, n_gpus says {place.ranks}")
     for pattern, reason in _UNSAID:
-        if reason and re.search(pattern, row["notes"] + row["model"]):
+        if re.search(pattern, row["notes"] + row["model"]):
             reading.lack(reason)
     plan = _plan(reading, engine, said, place) if said else None
     plan = None if reading.lacks else plan
@@ -94,6 +96,7 @@ def run_of(row: Timing) -> Run:
         row=row,
         plan=plan,
         hardware=hardware_for(plan, place) if plan and place else None,
+        place=place,
         assumptions=tuple(reading.assumptions),
         lacks=tuple(reading.lacks),
     )
@@ -106,7 +109,7 @@ def _plan(reading: Reading, engine: Engine, said: Arrangement, place: Place | No
     tokens = _tokens(reading)
     model = model_of(reading, megatron=megatron, tokens=tokens)
     adapter = adapter_of(reading)
-    precision, float8 = precision_of(reading, row, adapter.freezes)
+    precision, float8 = precision_of(reading, row, pure=adapter.freezes or engine.pure)
     every, checkpointing = checkpointing_of(reading)
     optimizer, kind, update = optimizer_of(reading)
     offload, compute = offload_of(reading, row), compute_of(reading, float8)
@@ -159,7 +162,7 @@ def _layout(reading: Reading, engine: Engine, said: Arrangement, model: Model) -
 
 def _instances(engine: Engine, said: Arrangement) -> int:
     """Groups of ranks that each hold all optimizer states, where they are divided over some ranks only."""
-    parts = said.shard if said.kind == "zero1" and engine.zero1 == "megatron-distributed" else 0
+    parts = said.shard if said.kind == "zero1" and engine.zero1 in _INSTANCES else 0
     return said.data * said.context // parts if parts else 1
 
 

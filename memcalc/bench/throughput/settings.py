@@ -21,8 +21,8 @@ __all__ = ["adapter_of", "checkpointing_of", "compute_of", "offload_of", "optimi
 _PRECISIONS = (
     (r"fp32", "fp32", "", "none"),
     (r"bf16 pure", "bf16", "pure", "none"),
-    (r"bf16.*|amp_bf16", "bf16", "", "none"),
-    (r"fp16.*|amp_fp16", "fp16", "", "none"),
+    (r"((amp|mixed)[_ ])?bf16.*", "bf16", "", "none"),
+    (r"((amp|mixed)[_ ])?fp16.*", "fp16", "", "none"),
     (r"amp_fp8|FP8(-CS)?|float8 linears", "bf16", "", "tensorwise"),
     (r"MXFP8|FP8-MX", "bf16", "", "mxfp8"),
 )
@@ -47,9 +47,12 @@ _OPTIMIZERS = (
     (r"cpu_adam", "adamw", "fused"),
     (r"adamw? ?8bit.*|adamw8bit.*", "adamw-8bit-ao", "fused"),
     (r"adam(w)?( \(in backward\))?|", "adamw", ""),
-    (r"rmsprop", "adam", ""),  # with momentum it has two states, like Adam
+    (r"adamw? \(apex.*\)", "adamw", "fused"),
+    # Two states, like Adam: RMSprop with momentum, and LAMB, which takes norms besides.
+    (r"rmsprop", "adam", ""),
+    (r"lamb|fusedlamb|lamb \(fused\)|lamb \(apex.*\)", "adamw", "fused"),
     (r"sgd", "sgd", ""),
-    (r"sgd momentum", "sgd-momentum", ""),
+    (r"sgd.*momentum.*", "sgd-momentum", ""),
     (r"adafactor", "adafactor", ""),
     (r"lion", "lion", ""),
 )
@@ -61,8 +64,8 @@ _OFFLOADS = (
 )
 
 
-def precision_of(reading: Reading, row: Strategy, frozen: bool) -> tuple[str, str]:
-    """(precision, float8 of products): DeepSpeed and Megatron keep masters, torch casts; what is frozen is in 16 bit."""
+def precision_of(reading: Reading, row: Strategy, *, pure: bool) -> tuple[str, str]:
+    """(precision, float8 of products): DeepSpeed and Megatron keep masters, torch casts unless weights are of 16 bit."""
     said = reading.row["precision"]
     found = next((rest for pattern, *rest in _PRECISIONS if re.fullmatch(pattern, said, re.IGNORECASE)), None)
     if found is None:
@@ -76,7 +79,7 @@ def precision_of(reading: Reading, row: Strategy, frozen: bool) -> tuple[str, st
         return "fp32", "none"
     if row.masters:
         return f"{base}-master", float8
-    if how == "pure" or frozen:
+    if how == "pure" or pure:
         return base, float8
     return f"amp-{base}", float8
 

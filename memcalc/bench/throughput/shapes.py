@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from memcalc.bench.pictures import vit
 from memcalc.bench.reading import Reading
 from memcalc.models import FAMILIES, MODELS
 from memcalc.models.relatives import EVERYWHERE
@@ -21,14 +22,15 @@ _KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     (r"deepseek", {}),
     (r"-A\d+B|\bmoe\b|mixtral", {"family": "moe"}),
     (r"bert", {"family": "bert", "types": 2, "tied": True}),
-    (r"t5|nn\.Transformer", {"family": "t5", "buckets": 32}),
+    (r"\b(flan-)?t5|nn\.Transformer", {"family": "t5", "buckets": 32}),
     (r"resnet", {"family": "resnet"}),
+    (r"\bvit_", {"family": "vit"}),
     (r"^mpt|gpt-?2|gpt2", {"family": "gpt2", "tied": True}),
-    (r"phi-?[12]|gpt|pythia|neox|opt-|bloom|transformer_lm", _GPT),
+    (r"phi-?[12]|gpt|pythia|neox|opt-|bloom|transformer_lm|starcoder|santacoder|codegen", _GPT),
     (r"falcon", _GPT | {"biases": ("norm",), "side_by_side": 1}),
     (r"qwen-?3", {"family": "llama", "qk_norm": True}),
     (r"qwen", {"family": "llama", "biases": ("qkv",)}),
-    (r"llama|internlm|granite|yi-|chatglm|mistral|baichuan|vicuna|gemma|phi-?3", {"family": "llama"}),
+    (r"llama|internlm|granite|yi-|chatglm|mistral|baichuan|vicuna|gemma|phi-?3|olmo", {"family": "llama"}),
 )
 # Shapes that a row leaves out, from the published config.json of the model that it names.
 _PUBLISHED: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -53,6 +55,8 @@ def model_of(reading: Reading, *, megatron: bool, tokens: int) -> Model | None:
         return None
     if kind["family"] == "resnet":
         return _resnet(reading)
+    if kind["family"] == "vit":
+        return vit(reading)
     numbers = _numbers(reading, tokens)
     if numbers is None:
         return None

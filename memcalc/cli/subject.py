@@ -1,0 +1,117 @@
+"""What a figure or a page is of: a model in words, a saved plan, or the folder of a run."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from memcalc.cli.options import given
+from memcalc.errors import InputError
+from memcalc.files import read_json
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+    from memcalc.compare import Comparison
+    from memcalc.estimate import Estimate
+    from memcalc.measurement import RankMeasurement
+    from memcalc.timeline import Timeline
+
+__all__ = ["RunFolder", "Saved", "Subject", "subject", "takes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A MODEL that is the file of a saved plan."""
+
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A MODEL that is the folder of a run."""
+
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subject:
+    """An estimate, and what a run of the same plan measured where it is of one."""
+
+    estimate: Estimate
+    run: Comparison | None = None
+
+    @property
+    def rank(self) -> RankMeasurement | None:
+        """What was measured on the fullest rank; of a pipeline, on the fullest of the stage that is estimated."""
+        if self.run is None:
+            return None
+        layout, stage = self.estimate.plan.layout, self.estimate.stage
+        ranks = [rank for rank in self.run.measurement.ranks if layout.stage_of(rank.rank) == stage]
+        return max(ranks, key=lambda rank: (rank.allocated_peak, -rank.rank))
+
+
+class _Model(click.ParamType):  # type: ignore[type-arg]
+    """The file of a saved plan, the folder of a run, or whatever else names a model."""
+
+    name = "text"
+
+    def __init__(self, model: click.ParamType, kinds: tuple[type, ...]) -> None:  # type: ignore[type-arg]
+        self.model, self.kinds = model, kinds
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        path = Path(value)
+        with contextlib.suppress(OSError, ValueError):
+            if RunFolder in self.kinds and (path / "run.json").is_file():
+                return RunFolder(path)
+            if path.is_file():
+                data = read_json(path, value)
+                if isinstance(data, dict) and "memcalc_plan" in data:
+                    return Saved(path)
+        return self.model.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return self.model.shell_complete(ctx, param, incomplete)
+
+
+def takes(command: click.Command, *kinds: type) -> None:
+    """Let a command's MODEL be one of these as well: Saved, RunFolder."""
+    for param in command.params:
+        if param.name == "model":
+            param.type = _Model(param.type, kinds)
+
+
+def subject(words: dict[str, Any], config: Path | None, scale: int | None, command: str) -> Subject:
+    """What was said in words, estimated. Raises InputError and FileError."""
+    from memcalc.cli.estimate import planned, rehearsed
+    from memcalc.estimate import estimate
+
+    model = words.get("model")
+    if isinstance(model, RunFolder):
+        from memcalc.compare import compare_run
+
+        others = [name.replace("_", " ") for name in given({**words, "model": None, "config": config, "scale": scale})]
+        if others:
+            raise InputError(f"{model.path} says the whole plan; leave out: {', '.join(others)}")
+        found = compare_run(model.path)
+        return Subject(estimate=found.estimate, run=found)
+    file = model.path if isinstance(model, Saved) else None
+    if file is not None:
+        words = {**words, "model": None}
+    plan = planned(file, config, scale, words, command)
+    return Subject(estimate=estimate(plan, rehearsal=rehearsed(plan, words) if plan.model.module.factory else None))
+
+
+def rehearsal_of(found: Subject) -> Timeline:
+    """Another source's step: the trainers' own code, run without its GPUs. Raises RunError and InputError."""
+    from memcalc.rehearsal import rehearse, unrehearsed
+
+    plan = found.estimate.plan
+    if why := unrehearsed(plan):
+        raise InputError(f"--rehearse: this plan cannot be rehearsed, because {why}; leave it out")
+    click.echo("memcalc: rehearses two steps of the fullest rank", err=True)
+    return rehearse(plan).timeline

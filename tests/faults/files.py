@@ -1,0 +1,88 @@
+"""Faults in what is read, checked and written: plans, launch files, options."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = [
+    Fault(
+        name="replicas divide like shards",
+        file="plan.py",
+        right="        return self.data_parallel * self.layout.context // self.fsdp.groups(self)",
+        wrong="        return self.data_parallel * self.layout.context",
+    ),
+    Fault(
+        name="GiB is taken for GB",
+        file="units.py",
+        right='"GB": 10**9',
+        wrong='"GB": 2**30',
+    ),
+    Fault(
+        name="a pickle's keys may be anything",
+        file="plain_pickle.py",
+        right="if not all(type(key) is str for key in keys):",
+        wrong="if False:",
+    ),
+    Fault(
+        name="an unknown key of a launch file is passed over",
+        file="configs/keys.py",
+        right='    raise FileError(f"{name}: unknown key {shorten(path)}{hint}")',
+        wrong='    return f"{name}: unknown key {shorten(path)}{hint}"',
+    ),
+    Fault(
+        name="a batch that is no product is taken",
+        file="configs/batch.py",
+        right="        if train != micro * rounds * ranks:",
+        wrong="        if False:",
+    ),
+    Fault(
+        name="parameters are offloaded where DeepSpeed does not",
+        file="configs/deepspeed_json.py",
+        right='        if places[part] != "none" and stage < least:',
+        wrong="        if False:",
+    ),
+    Fault(
+        name="a launch file is written that says another plan",
+        file="configs/write.py",
+        right="        if again[name] != value:",
+        wrong="        if False:",
+    ),
+    Fault(
+        name="code that a plan names is run unasked",
+        file="named_code.py",
+        right="        if named is None and option in wanted:\n",
+        wrong="        if False:\n",
+    ),
+    Fault(
+        name="the dropout of a config.json is not counted",
+        file="cli/options.py",
+        right='        fields.setdefault("dropout", model.dropout)\n',
+        wrong="        pass\n",
+    ),
+    Fault(
+        name="a lock that a build holds is left behind",
+        file="extensions.py",
+        right="(os.path.realpath(lock) not in held)",
+        wrong="(held is not None)",
+    ),
+    Fault(
+        name="DeepSpeed's own Adam decays as torch's",
+        file="configs/deepspeed_json.py",
+        right='        said.setdefault("weight_decay", 0.0)',
+        wrong="        pass",
+    ),
+    Fault(
+        name="losses are scaled in bfloat16",
+        file="configs/settle.py",
+        right='if "scaling" in found and not (precision and precision.loss_scaling):',
+        wrong='if "scaling" in found and precision is None:',
+    ),
+    Fault(
+        name="a decay that takes memory is not the plan's",
+        file="hyperparameters.py",
+        right="bool(decay) != plan.update.l2:",
+        wrong="bool(decay) and plan.update.l2:",
+    ),
+]

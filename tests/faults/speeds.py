@@ -1,0 +1,82 @@
+"""Faults in the time model, the choice of plans, and how both are scored."""
+
+from __future__ import annotations
+
+from .fault import Fault
+
+__all__ = ["FAULTS"]
+
+FAULTS = [
+    Fault(
+        name="of plans that are predicted to be equally fast the best is chosen",
+        file="bench/throughput/score.py",
+        right="(row.predicted or 0.0, -(row.measured or 0.0))",
+        wrong="(row.predicted or 0.0, row.measured or 0.0)",
+    ),
+    Fault(
+        name="pairs of speeds that are a tie count",
+        file="bench/throughput/score.py",
+        right=">= (1 + TIE) * (pair.faster.measured or 0)",
+        wrong="> (pair.faster.measured or 0)",
+    ),
+    Fault(
+        name="the rate of one GPU is that of all",
+        file="bench/throughput/score.py",
+        right="each = run.plan.ranks if kind.each else 1",
+        wrong="each = 1",
+    ),
+    Fault(
+        name="two tables of one page are in different halves",
+        file="bench/throughput/rows.py",
+        right='page = " ".join(source.split()[:2]).rstrip(":,;")',
+        wrong="page = source",
+    ),
+    Fault(
+        name="the network of a GPU is that of its node",
+        file="bench/throughput/places.py",
+        right="return each * int(found[1]) * 1e9 / 8",
+        wrong="return int(found[1]) * 1e9 / 8",
+    ),
+    Fault(
+        name="optimizer states are divided over all ranks whatever their instances",
+        file="plan.py",
+        right="(self.fsdp.groups(self) * self.layout.optimizer_instances)",
+        wrong="self.fsdp.groups(self)",
+    ),
+    Fault(
+        name="every group of ranks has the whole network of its machine",
+        file="links.py",
+        right="hardware.link * min(each.near, neighbours) / neighbours",
+        wrong="hardware.link",
+    ),
+    Fault(
+        name="interleaved stages wait as long as others for a pipeline to fill",
+        file="throughput.py",
+        right='(all_of_them - slowest["micro"]) / plan.layout.chunks',
+        wrong='(all_of_them - slowest["micro"])',
+    ),
+    Fault(
+        name="gradients of weights move nothing",
+        file="rank_time.py",
+        right="2 * moved(whole, b) + moved(trained, b) + _cast",
+        wrong="2 * moved(whole, b) + _cast",
+    ),
+    Fault(
+        name="fused attention does not compute its scores again in backward",
+        file="rank_time.py",
+        right="(2.5 if fused else 2.0) * forward",
+        wrong="2.0 * forward",
+    ),
+    Fault(
+        name="coefficients are fitted on both halves of the sources",
+        file="calibrate/published.py",
+        right="row.half != half or ",
+        wrong="",
+    ),
+    Fault(
+        name="what was measured on this machine is used for every other",
+        file="coefficients.py",
+        right='return device == self.device and (device == "cpu" or (gpu is not None and gpu == self.gpu))',
+        wrong="return True",
+    ),
+]

@@ -1,0 +1,37 @@
+"""``driver.py`` with an accelerate that takes FSDP on a CPU as it does on a GPU.
+
+accelerate/state.py, AcceleratorState, asks for a GPU before it believes a plugin for FSDP; here it is told afterwards. What
+it then does with models and optimizers, on gloo, is its own code.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.trainers import driver
+
+
+def tell() -> None:
+    """Let every accelerator of this process take the plugin that it is given."""
+    import accelerate
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
+
+    class Told(accelerate.Accelerator):
+        def __init__(self, *, fsdp_plugin: Any = None, **settings: Any) -> None:
+            super().__init__(**settings)
+            if fsdp_plugin is not None:
+                for state in (PartialState, AcceleratorState):
+                    state._shared_state["device"] = torch.device("cpu")  # cpu:0 is another one to FSDP 1
+                AcceleratorState._shared_state |= {"distributed_type": DistributedType.FSDP, "fsdp_plugin": fsdp_plugin}
+
+    accelerate.Accelerator = Told
+
+
+if __name__ == "__main__":
+    tell()
+    driver.main(Path(sys.argv[1]))
