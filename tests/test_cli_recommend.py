@@ -49,15 +49,15 @@ def asked(result: Result) -> dict[str, Any]:
 
 
 def test_the_table_shows_plans_reasons_and_what_comes_next(run: Run) -> None:
-    result = run("gpt2-xl", "--gpus", "4", "--gpu", "a100-40gb")
+    result = run("gpt2-xl", "--gpus", "4", "--gpu", "a10", "--without", "tensor-parallel,pipeline-parallel")
     assert result.exit_code == 0, result.output
     lines = result.output.splitlines()
-    assert "gpt2-xl: 1,557,611,200 parameters on 4 x a100-40gb" in lines[1]
+    assert "gpt2-xl: 1,557,611,200 parameters on 4 x a10" in lines[1]
     head = next(line for line in lines if "checkpointing" in line and "headroom" in line)
     assert head.split()[:3] == ["strategy", "ranks", "checkpointing"]
     assert any(line.startswith("  1: ") for line in lines)
     broken = next(line for line in lines if line.startswith("  does not fit: ddp"))
-    assert "too much; at the peak in step the largest part is optimizer, 12.461 GB (11.605 GiB)" in broken
+    assert "too much; at the peak in " in broken and "the largest part is optimizer, 12.461 GB (11.605 GiB)" in broken
     assert lines[-1] == "  memcalc launch plan.json --steps 200 --out run"
 
 
@@ -263,7 +263,7 @@ def test_of_a_model_known_by_its_size_no_micro_batch_is_made_up(run: Run) -> Non
     words = ["--params", "7b", "--gpus", "8", "--gpu", "a100"]
     result = run(*words)
     lines = result.output.splitlines()
-    assert lines[0].endswith(": micro batch not given on 8 ranks, amp-bf16, checkpointing none")
+    assert ": micro batch not given on 8 ranks, amp-bf16, checkpointing none" in lines[0]
     assert lines[1].startswith("7,000,000,000 parameters on 8 x a100-40gb")
     assert "micro batch 0" not in result.output
     assert (
