@@ -242,6 +242,7 @@ _CELLS = st.one_of(
 
 
 @given(st.sampled_from(sorted(known())), st.dictionaries(st.sampled_from(COLUMNS[3:-3]), _CELLS, max_size=4))
+@example("bs176-001", {"n_params": "", "layers": "", "n_gpus": "0"})
 def test_any_cells_are_a_plan_or_a_reason(name: str, cells: dict[str, str]) -> None:
     row = known()[name]
     found = run_of(replace(row, cells={**row.cells, **cells}))
