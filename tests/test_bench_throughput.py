@@ -121,7 +121,8 @@ def test_halves_are_by_the_page_and_both_hold_enough() -> None:
     for half in ("calibration", "never used"):
         contests = {row.contest for row in rows if row.half == half and row.comparison == "strict"}
         assert len(contests) >= 15
-    assert half_of("a/b README: one table") == half_of("a/b README") == half_of("a/b README, another")
+    assert len({half_of(f"a/b README, table {number}") for number in range(20)} | {half_of("a/b README: a table")}) == 1
+    assert len({half_of(f"a/b README-{number}.md") for number in range(20)}) == 2
 
 
 def test_the_widest_layouts_exactly() -> None:
