@@ -243,10 +243,6 @@ _STAGE_2 = (
     "rank's part of a bucket by itself"
 )
 MISSES: dict[str, str] = {
-    "zero-1-buys-batch-bert-large": (
-        "DeepSpeed's stage 1 sums gradients when nothing is left to hide behind, which is counted; the fixed cost of some 75 ms a "
-        "step that fades with more samples in the measurement is not"
-    ),
     "bert-base-stage-1-over-2": _STAGE_2,
     "distilbert-stage-1-over-2": _STAGE_2,
     "frozen-zero-3-at-its-limit": (
@@ -272,8 +268,7 @@ MISSES: dict[str, str] = {
         "143 ms, of a ResNet with pictures of 28 pixels, are longer than their operations, and hide it"
     ),
     "fsdp-over-zero-2": (
-        "within 1 %; the measured difference is DeepSpeed's host work for each parameter of a model of many small parts, of which "
-        "the stand-in has a fourth"
+        "within 1 %; the measured difference is DeepSpeed's host work for each parameter of a model whose shape is not published"
     ),
     "ddp-over-larger-zero-2": (
         "the measured run is bound by the host: hooks of a model of many small parts, whose shape is not published"
