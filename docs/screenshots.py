@@ -30,7 +30,7 @@ SWEEP = (
     "--strategy fsdp-full-shard -o"
 )
 STEP = "plot gpt2-xl --gpus 8 --strategy fsdp-full-shard --gpu a100-40gb --precision amp-bf16 --batch-size 10 -o"
-ASKED = "?model=gpt2-xl&gpus=8&gpu=a100-80gb&strategy=fsdp-full-shard&precision=amp-bf16&batch-size=8"
+ASKED = "?model=gpt2-xl&gpus=8&gpu=a100-80gb&strategy=fsdp-full-shard&precision=amp-bf16&batch-size=20"
 """What the calculator's page is photographed with."""
 
 
@@ -74,15 +74,27 @@ def browser() -> Iterator[Any]:
 
 
 def photograph(
-    chromium: Any, address: str, path: Path, *, width: int, height: int, dark: bool = False, ready: str = "body"
+    chromium: Any,
+    address: str,
+    path: Path,
+    *,
+    width: int,
+    height: int,
+    dark: bool = False,
+    ready: tuple[str, ...] = ("body",),
+    scale: float = 1,
 ) -> None:
-    """A picture of a page's first screen, once the element ``ready`` is there."""
+    """A picture of a page's first screen, once all that is ``ready`` is there."""
     context = chromium.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+        device_scale_factor=scale,
     )
     page = context.new_page()
     page.goto(address)
-    page.locator(ready).first.wait_for()
+    for selector in ready:
+        page.locator(selector).first.wait_for()
     page.screenshot(path=path)
     context.close()
 
@@ -103,7 +115,13 @@ def calculator(chromium: Any) -> None:
         try:
             address = next(word for word in server.stdout.readline().split() if word.startswith("http://"))
             photograph(
-                chromium, address + ASKED, PICTURES / "ui.png", width=1200, height=900, ready="#verdict:not(:empty)"
+                chromium,
+                address + ASKED,
+                PICTURES / "ui.png",
+                width=1200,
+                height=1330,
+                ready=("#parts tbody tr", "#choices tbody tr"),
+                scale=0.75,
             )
         finally:
             server.terminate()

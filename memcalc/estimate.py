@@ -14,9 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from memcalc.assumptions import REHEARSED, Rehearsed, activations_known, assumptions, uncounted, undivided
+from memcalc.assumptions import (
+    REHEARSED,
+    Rehearsed,
+    activations_known,
+    assumptions,
+    doubts,
+    uncounted,
+    undivided,
+)
 from memcalc.hardware import GPUS, Gpu
 from memcalc.host import host_tensors
+from memcalc.kernels import refusal
 from memcalc.ledger import fullest, skeleton
 from memcalc.outside import device_range, outside
 from memcalc.parallel.replicated import workspaces
@@ -24,7 +33,7 @@ from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.replay import Reserved
 from memcalc.reserved import Range, replayed, reserved_range
-from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Timeline
+from memcalc.timeline import CATEGORIES, MOMENTS, Peak, Skeleton, Timeline
 
 __all__ = [
     "REHEARSED",
@@ -60,9 +69,17 @@ class Estimate:
     """``fits``, ``tight``, ``does-not-fit``, or ``unknown`` when something that matters was not given."""
     whole: bool = True
     """Nothing of the model is known to be missing, so that a card can be said to hold it."""
-    assumptions: tuple[str, ...]
+    doubts: tuple[str, ...]
+    """What could make it wrong, in sentences, the worst first."""
+    taken: tuple[str, ...]
+    """What else it takes for granted, and how its numbers are meant."""
     held: Reserved | None = None
     """What the caching allocator would hold on a card without an end; None on a CPU."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """All sentences, what could make it wrong first."""
+        return (*self.doubts, *self.taken)
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain JSON values."""
@@ -83,10 +100,15 @@ class Estimate:
         }
 
 
-def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None = None) -> Estimate:
+def estimate(
+    plan: Plan,
+    stage: int | None = None,
+    rehearsal: Rehearsed | None = None,
+    played: dict[int, Skeleton] | None = None,
+) -> Estimate:
     """Estimate one plan: its fullest rank, in a pipeline on the ``stage`` asked for or on the fullest.
 
-    A ``rehearsal`` takes the place of the ledger.
+    A ``rehearsal`` takes the place of the ledger; ``played`` is what the ledger gave at another micro batch (``fullest``).
 
     >>> from memcalc.models import Model
     >>> billion = Model(name="1e9 parameters", family="size", parameters=10**9)
@@ -94,7 +116,7 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None =
     20000000000
     """
     if rehearsal is None or rehearsal.timeline is None:
-        stage, bones = fullest(plan) if stage is None else (stage, skeleton(plan, stage))
+        stage, bones = fullest(plan, played) if stage is None else (stage, skeleton(plan, stage))
         timeline = bones.at(plan.micro_batch)
     else:
         stage, timeline = 0, with_workspaces(plan, rehearsal.timeline)
@@ -116,9 +138,8 @@ def estimate(plan: Plan, stage: int | None = None, rehearsal: Rehearsed | None =
         parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
         verdict=verdict(plan, device, gpu, sure=rehearsal is not None and rehearsal.sure),
         whole=not uncounted(plan) and (not plan.model.module.factory or (rehearsal is not None and rehearsal.sure)),
-        assumptions=tuple(
-            assumptions(plan, reserved, stage=stage, in_blocks=in_blocks, host=host, rehearsal=rehearsal)
-        ),
+        doubts=tuple(doubts(plan, rehearsal)),
+        taken=tuple(assumptions(plan, reserved, stage=stage, in_blocks=in_blocks, host=host, rehearsal=rehearsal)),
         held=held,
     )
 
@@ -130,7 +151,7 @@ def with_workspaces(plan: Plan, timeline: Timeline) -> Timeline:
     return Timeline(
         names=(*timeline.names, *(name for name, _ in held)),
         ident=np.concatenate([np.arange(first, first + count), timeline.ident]).astype(np.int64),
-        category=np.concatenate([np.full(count, CATEGORIES.index("temporary")), timeline.category]).astype(np.int8),
+        category=np.concatenate([np.full(count, CATEGORIES.index("workspaces")), timeline.category]).astype(np.int8),
         moment=np.concatenate([np.full(count, MOMENTS.index("start")), timeline.moment]).astype(np.int8),
         delta=np.concatenate([np.array([size for _, size in held], dtype=np.int64), timeline.delta]),
     )
@@ -182,9 +203,12 @@ def usable_bytes(plan: Plan, gpu: Gpu) -> int:
 
 
 def holding_gpus(plan: Plan, reserved: Range) -> list[tuple[Gpu, bool]]:
-    """Cards that hold it, smallest first: ``True`` for sure, ``False`` only perhaps."""
+    """Cards that hold it, smallest first: ``True`` for sure, ``False`` only perhaps; without those on which attention would be
+    computed by another kernel, which keeps more."""
     found = []
     for gpu in sorted(GPUS.values(), key=lambda gpu: gpu.usable_bytes):
+        if plan.model.heads and refusal(plan.kernel, dataclasses.replace(plan.attends, gpu=gpu)):
+            continue
         device = device_range(plan, reserved, gpu)
         if device.low <= gpu.usable_bytes:
             found.append((gpu, device.high <= gpu.usable_bytes))

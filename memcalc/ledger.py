@@ -66,9 +66,12 @@ def skeletons(plan: Plan) -> dict[int, Skeleton]:
     return {each.index: play(plan, each) for each in telling(plan)}
 
 
-def fullest(plan: Plan) -> tuple[int, Skeleton]:
-    """The fullest stage at the plan's micro batch, the first of equals, and its skeleton."""
-    found = skeletons(plan)
+def fullest(plan: Plan, played: dict[int, Skeleton] | None = None) -> tuple[int, Skeleton]:
+    """The fullest stage at the plan's micro batch, the first of equals, and its skeleton.
+
+    ``played`` are the skeletons of a plan that differs in nothing but the micro batch, where they are known.
+    """
+    found = skeletons(plan) if played is None else played
     return max(found.items(), key=lambda item: (item[1].peaks([plan.micro_batch])[0], -item[0]))
 
 

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Iterable, Sequence
 
-__all__ = ["FORMATS", "heading", "printable", "render"]
+__all__ = ["FORMATS", "coloured", "heading", "printable", "render"]
 
 FORMATS = ("table", "markdown", "csv", "json")
 
@@ -41,6 +41,20 @@ def render(rows: Iterable[Sequence[object]], headers: Sequence[str], format: str
 def heading(text: str) -> str:
     """Text in bold; where the output is not a terminal, click's echo takes the bold away again."""
     return text if os.environ.get("NO_COLOR") else f"\033[1m{text}\033[0m"
+
+
+_COLOURS = {"fits": 32, "tight": 33, "does-not-fit": 31}
+"""Foreground colours of ECMA-48 by verdict."""
+
+
+def coloured(text: str, verdict: str) -> str:
+    """Text in the verdict's colour, on a terminal like ``heading``.
+
+    >>> coloured("fits", "fits") in ("fits", "\\x1b[32mfits\\x1b[0m")
+    True
+    """
+    code = None if os.environ.get("NO_COLOR") else _COLOURS.get(verdict)
+    return text if code is None else f"\033[{code}m{text}\033[0m"
 
 
 def printable(text: str) -> str:

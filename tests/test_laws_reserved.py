@@ -9,7 +9,7 @@ from memcalc.allocator_options import AllocatorOptions
 from memcalc.estimate import estimate
 from memcalc.ledger import ledger
 from memcalc.plan import Plan
-from memcalc.reserved import replayed, run
+from memcalc.reserved import replayed, reserved_range, run
 from tests.plans import plans
 
 MIB = 2**20
@@ -68,5 +68,10 @@ def test_a_card_with_room_changes_nothing_and_a_full_one_only_lowers_reserved(pl
     timeline = ledger(plan)
     free = replayed(plan, timeline)
     assert replayed(plan, timeline, capacity=free.peak_reserved).peak_reserved == free.peak_reserved
-    full = replayed(plan, timeline, capacity=free.peak_reserved - 2 * MIB)
+    capacity = free.peak_reserved - 2 * MIB
+    full = replayed(plan, timeline, capacity=capacity)
     assert full.peak_reserved < free.peak_reserved
+    likely = free.peak_reserved if full.refused else full.peak_reserved
+    assert reserved_range(plan, timeline, capacity=capacity, free=free).point == likely
+    # What cannot hold the tensors refuses one of them, which an estimate takes for granted.
+    assert replayed(plan, timeline, capacity=timeline.peak().bytes - 1).refused is not None

@@ -155,8 +155,15 @@ def test_a_plan_s_query_says_that_plan(drawn: dict[str, str]) -> None:
     assert len(dict(said)) == len(said)
 
 
-def test_what_is_drawn_adds_up(server: Server) -> None:
-    query = "model=gpt2-tiny&gpus=2&strategy=fsdp-full-shard&accumulation=2"
+@pytest.mark.parametrize(
+    "query",
+    [
+        "model=gpt2-tiny&gpus=2&strategy=fsdp-full-shard&accumulation=2",
+        "model=gpt2-tiny&batch-size=3&optimizer=sgd",  # whose update allocates nothing, so that it is fullest at first
+        "model=gpt2-tiny&batch-size=2&optimizer=sgd",
+    ],
+)
+def test_what_is_drawn_adds_up(server: Server, query: str) -> None:
     shown, found = json.loads(ask(server, f"/api/picture?{query}")[1]), estimate(plan_of(asked(query)))
     assert {bar["moment"]: sum(bar["bytes"].values()) for bar in shown["bars"]} == found.peak.by_moment
     at_peak = {name: sizes[shown["figure"]["peak"]] for name, sizes in shown["figure"]["held"].items()}

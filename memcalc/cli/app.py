@@ -21,23 +21,18 @@ from memcalc.tables import printable
 
 __all__ = ["app"]
 
-COMMANDS = (
-    "estimate",
-    "rehearse",
-    "recommend",
-    "strategies",
-    "ui",
-    "launch",
-    "compare",
-    "plot",
-    "report",
-    "validate",
-    "bench",
-    "calibrate",
-    "explain-meters",
-    "snapshot",
-    "doctor",
-)
+GROUPS = {
+    "Predict": ("estimate", "rehearse", "plot", "ui"),
+    "Choose": ("recommend", "strategies", "solve", "check"),
+    "Run, and look at what came of it": ("launch", "compare", "report"),
+    "Understand a machine and its meters": ("doctor", "calibrate", "explain-meters", "snapshot"),
+    "How far off is memcalc?": ("bench", "validate"),
+    "The shell": ("completion",),
+}
+"""By what a person wants to do."""
+_SENTENCE = 300
+"""Characters that the first sentence of a command's help may have; it is wrapped, not cut."""
+COMMANDS = tuple(name for names in GROUPS.values() for name in names)
 """Each is the object ``command`` in the module of its name, ``_`` for ``-``, beside this one."""
 
 SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -73,6 +68,16 @@ class App(click.Group):
             return None
         command: click.Command = import_module(_module(cmd_name)).command
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        known = self.list_commands(ctx)
+        width = max(map(len, known))
+        for purpose, names in GROUPS.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names if name in known]
+            rows = [(f"{name:{width}}", command.get_short_help_str(_SENTENCE)) for name, command in commands if command]
+            if rows:
+                with formatter.section(purpose):
+                    formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         name, known = args[0], self.list_commands(ctx)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -15,6 +13,7 @@ from memcalc.bench.rows import Row, read_rows, select
 from memcalc.bench.score import Score, Summary, worst
 from memcalc.bench.throughput.rows import COMPARISONS
 from memcalc.cli.kinds import File, Name, Whole
+from memcalc.cli.progress import counted
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, render
 
@@ -80,7 +79,7 @@ def command(
     if comparison:
         raise InputError(f"--cmp {comparison} is for tables of speeds; add --throughput")
     rows = select(read_rows(file or FACTS), tier=tier and tier.upper(), use=use, source=source)
-    scores = list(_scored(rows))
+    scores = [run.score(row) for row in counted(rows, "rows")]
     furthest = worst(scores, count) if count else []
     if format_ == "json":
         click.echo(json.dumps(run.result(rows, scores, furthest if count else scores), indent=2))
@@ -88,17 +87,6 @@ def command(
         click.echo(render([_row(found) for found in (furthest if count else scores)], ROWS, "csv"))
     else:
         _report(rows, scores, furthest, format_)
-
-
-def _scored(rows: list[Row]) -> Iterator[Score]:
-    """One row after the other; somebody who watches a terminal sees how far it is."""
-    watched = sys.stderr.isatty()
-    for done, row in enumerate(rows):
-        if watched:
-            click.echo(f"\r{done} of {len(rows)} rows", nl=False, err=True)
-        yield run.score(row)
-    if watched:
-        click.echo(f"\r{' ' * len(f'{len(rows)} of {len(rows)} rows')}\r", nl=False, err=True)
 
 
 def _report(rows: list[Row], scores: list[Score], furthest: list[Score], format_: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
+from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.models import MODELS
 from memcalc.plan import Plan
@@ -60,10 +62,12 @@ SLOW = 2000
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 @option("The answer", "--explain", is_flag=True,
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
+@option("The answer", "--assumptions", "whole", is_flag=True,
+        help="Also show all that is taken for granted, not only what could make the numbers wrong (json: always).")  # fmt: skip
 @option("The answer", "--check", is_flag=True, help="Exit with 1 when the plan does not fit on --gpu.")
 def command(
     plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
-    check: bool, **words: Any,
+    whole: bool, check: bool, **words: Any,
 ) -> None:  # fmt: skip
     """Predict the peak memory of a training run on its fullest GPU.
 
@@ -74,11 +78,14 @@ def command(
     from memcalc.estimate import estimate, usable_bytes
 
     plan = planned(plan_file, config, scale, words)
+    slow: AbstractContextManager[None] = nullcontext()
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
         click.echo(f"memcalc: plays {blocks} blocks one by one, about a second for every thousand", err=True)
+        slow = waiting(f"still plays {blocks} blocks")
     rehearsal = rehearsed(plan, words) if plan.model.module.factory else None
-    found = estimate(plan, rehearsal=rehearsal)
+    with slow:
+        found = estimate(plan, rehearsal=rehearsal)
     if check and plan.gpu is None:
         raise InputError("--check needs --gpu NAME: without one it is not known what the plan should fit on")
     if save_plan is not None:
@@ -88,7 +95,7 @@ def command(
     elif format == "json":
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        click.echo(summary(found, format))
+        click.echo(summary(found, format, whole=whole))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
     if check and plan.gpu_row is not None and found.verdict == "does-not-fit":

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,6 +14,9 @@ from memcalc.catalog import Catalog
 from memcalc.errors import InputError, UnknownNameError, shorten
 from memcalc.hf.paths import config_path
 from memcalc.units import parse_bytes, parse_count
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 __all__ = ["Bytes", "Checkpointing", "Count", "File", "ModelName", "Name", "Shape", "Whole"]
 
@@ -34,6 +37,20 @@ class Kind(click.ParamType):  # type: ignore[type-arg]
     def read(self, text: str, option: str) -> Any:
         raise NotImplementedError
 
+    def words(self) -> Iterable[str]:
+        """What a shell may complete it to, where that is a list of words."""
+        return ()
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """Words that begin alike; where there is none and it may be a path, the shell's own files."""
+        from click.shell_completion import CompletionItem  # only a shell's tab key needs it
+
+        found = [CompletionItem(word) for word in self.words() if word.startswith(incomplete.lower())]
+        return found or [CompletionItem(incomplete, type="file")] * self.path
+
+    path = False
+    """It may be the path of a file."""
+
 
 class Name(Kind):
     """A name from a catalog, or from a short list of choices."""
@@ -48,9 +65,14 @@ class Name(Kind):
             raise UnknownNameError(self.what, text, self.known)
         return text.lower()
 
+    def words(self) -> Iterable[str]:
+        return self.known
+
 
 class ModelName(Name):
     """A name from the catalog of models, or the path of a config.json or of a folder that has one."""
+
+    path = True
 
     def read(self, text: str, option: str) -> str | Path:  # type: ignore[override]
         path = None if text in self.known else config_path(text)
@@ -113,9 +135,14 @@ class Checkpointing(Kind):
             raise InputError(f"{option} {shorten(text)} cannot be read; write it like every-2")
         raise UnknownNameError("checkpointing", text, ("none", "full", "every-N"))
 
+    def words(self) -> Iterable[str]:
+        return ("none", "full", "every-2")
+
 
 class File(Kind):
     """A path; whether it can be read or written is found out by doing it."""
+
+    path = True
 
     def read(self, text: str, option: str) -> Path:
         if not text or "\0" in text:

@@ -14,6 +14,8 @@ from memcalc.errors import InputError
 from memcalc.files import read_json
 
 if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
     from memcalc.compare import Comparison
     from memcalc.estimate import Estimate
     from memcalc.measurement import RankMeasurement
@@ -45,8 +47,12 @@ class Subject:
 
     @property
     def rank(self) -> RankMeasurement | None:
-        """What was measured on the fullest rank."""
-        return None if self.run is None else self.run.measurement.ranks[self.run.fullest]
+        """What was measured on the fullest rank; of a pipeline, on the fullest of the stage that is estimated."""
+        if self.run is None:
+            return None
+        layout, stage = self.estimate.plan.layout, self.estimate.stage
+        ranks = [rank for rank in self.run.measurement.ranks if layout.stage_of(rank.rank) == stage]
+        return max(ranks, key=lambda rank: (rank.allocated_peak, -rank.rank))
 
 
 class _Model(click.ParamType):  # type: ignore[type-arg]
@@ -67,6 +73,9 @@ class _Model(click.ParamType):  # type: ignore[type-arg]
                 if isinstance(data, dict) and "memcalc_plan" in data:
                     return Saved(path)
         return self.model.convert(value, param, ctx)
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return self.model.shell_complete(ctx, param, incomplete)
 
 
 def takes(command: click.Command, *kinds: type) -> None:

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from threading import Lock, Semaphore
 from typing import Any
@@ -20,6 +22,7 @@ from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate
 from memcalc.hardware import GPUS
 from memcalc.launch import environment
+from memcalc.ledger import skeletons
 from memcalc.models import FAMILIES, MODELS
 from memcalc.offload import PLACES
 from memcalc.optimizers import OPTIMIZERS
@@ -28,7 +31,7 @@ from memcalc.pictures.step import step
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
-from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton, Timeline
 from memcalc.ui.words import Asked, OwnConfig, asked, plan_of, query_of
 from memcalc.units import format_both, format_bytes, format_count
 
@@ -52,7 +55,13 @@ def estimate_json(query: str, config: OwnConfig | None = None) -> str:
 def _estimated(words: Asked) -> Estimate:
     plan = plan_of(words)
     with _one_at_a_time:
-        return estimate(plan)
+        return estimate(plan, played=_played(replace(plan, micro_batch=min(plan.micro_batch, 1))))
+
+
+@lru_cache(maxsize=2)
+def _played(plan: Plan) -> dict[int, Skeleton]:
+    """The ledger of a plan but for its micro batch, so that a slider that moves it plays nothing again."""
+    return skeletons(plan)
 
 
 def picture(query: str, config: OwnConfig | None = None) -> str:
