@@ -81,10 +81,10 @@ def photograph(
     width: int,
     height: int,
     dark: bool = False,
-    ready: str = "body",
+    ready: tuple[str, ...] = ("body",),
     scale: float = 1,
 ) -> None:
-    """A picture of a page's first screen, once the element ``ready`` is there."""
+    """A picture of a page's first screen, once all that is ``ready`` is there."""
     context = chromium.new_context(
         viewport={"width": width, "height": height},
         color_scheme="dark" if dark else "light",
@@ -93,7 +93,8 @@ def photograph(
     )
     page = context.new_page()
     page.goto(address)
-    page.locator(ready).first.wait_for()
+    for selector in ready:
+        page.locator(selector).first.wait_for()
     page.screenshot(path=path)
     context.close()
 
@@ -119,7 +120,7 @@ def calculator(chromium: Any) -> None:
                 PICTURES / "ui.png",
                 width=1200,
                 height=1330,
-                ready="#choices:not([hidden])",
+                ready=("#parts tbody tr", "#choices tbody tr"),
                 scale=0.75,
             )
         finally:

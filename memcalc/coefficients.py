@@ -6,16 +6,20 @@ Those with bounds are fitted on published measurements by one command, ``memcalc
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from memcalc.catalog import Catalog
-from memcalc.errors import FileError
+from memcalc.errors import FileError, UnknownNameError, shorten
 from memcalc.files import read_json
 
-__all__ = ["CALIBRATED", "COEFFICIENTS", "Coefficient", "Values", "read_values", "values"]
+__all__ = [
+    "CALIBRATED", "COEFFICIENTS", "Coefficient", "Own", "Values", "calibration_file", "own_calibration", "published",
+    "read_values", "values",
+]  # fmt: skip
 
 Values = Mapping[str, float]
 """Every coefficient's value by its name."""
@@ -56,7 +60,7 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
                 ("hopper", 0.60, 0.35, 0.85, "Hopper", "llm-foundry scripts/train/benchmarking, H100-80GB: HFU up to 0.56 with all else counted"),
                 ("blackwell", 0.55, 0.3, 0.85, "Blackwell", "SimuMax docs/b200: Megatron reaches 0.3 to 0.5 of the dense peak"),
                 ("other", 0.60, 0.3, 0.95, "other cards", "timm on one RTX 3090; on one card it divides out of every ranking"),
-                ("float32", 0.80, 0.4, 0.95, "any card in float32 proper", "NVIDIA's deep learning performance guide: products without tensor cores reach most of the peak"),
+                ("float32", 0.80, 0.6, 0.95, "any card in float32 proper", "NVIDIA's deep learning performance guide: products without tensor cores reach most of the peak"),
             )
         ),
         Coefficient(
@@ -75,9 +79,9 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             source="bounds: Shah et al. 2024 (FlashAttention-3), figure 5: its predecessor reaches 0.35 of H100's peak",
         ),
         Coefficient(
-            name="pointwise-passes", value=5.0, low=1.0, high=16.0,
-            meaning="elements read or written in forward for each that a matrix product puts out: norms, residuals, activations",
-            source="bounds: 4 in GPT-2's block (two norms, two sums, GELU, bias), 10 in an eager Llama's",
+            name="pointwise-passes", value=1.3, low=0.7, high=4.0,
+            meaning="bytes moved by norms, residuals, activations and rotary positions, over those that were counted at full bandwidth",
+            source="bounds: kernels reach 0.7 to 0.9 of the bandwidth (STREAM); casts, copies and biases are not counted",
         ),
         Coefficient(
             name="compiled-passes", value=0.4, low=0.2, high=1.0,
@@ -117,14 +121,19 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
             source="NVIDIA/nccl#986, a maintainer: 12 of 16 GB/s on PCIe gen 3, 350 of 450 GB/s on H100's NVLink",
         ),
         Coefficient(
-            name="node-efficiency", value=0.7, low=0.2, high=0.95,
-            meaning="the same of the network between machines",
-            source="bounds: nccl-tests on InfiniBand reach up to 0.95 of the port; Ethernet and shared fabrics far less",
+            name="tensor-share", value=0.6, low=0.15, high=1.0,
+            meaning="speed of tensor parallel's collectives against long ones of the same link: they are short and ranks wait for each other",
+            source="bounds: all-reduces of 16 to 64 MB reach 0.3 to 0.9 of the bandwidth of 1 GB (nccl-tests)",
         ),
         Coefficient(
-            name="omni-path-efficiency", value=0.4, low=0.05, high=0.9,
-            meaning="the same of Omni-Path, which does not read the cards' memory by itself",
-            source="bounds: bigscience chronicles of tr11-176B: data parallel over four links of 100 Gb/s is far from their rate",
+            name="node-efficiency", value=0.7, low=0.2, high=0.95,
+            meaning="share of a network's bytes/s that rings between machines reach",
+            source="bounds: nccl-tests on InfiniBand reach up to 0.95 of the port; shared fabrics far less",
+        ),
+        Coefficient(
+            name="staged-network-efficiency", value=0.4, low=0.05, high=0.9,
+            meaning="the same of networks that do not read the cards' memory themselves: Omni-Path, Ethernet without RDMA",
+            source="bounds: NCCL's documentation of GPUDirect RDMA; without it everything is copied through the host",
         ),
         Coefficient(
             name="hop-seconds-inside", value=4e-6,
@@ -151,8 +160,13 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
         ),
         # The host.
         Coefficient(
-            name="launch-seconds", value=8e-6, low=4e-6, high=3e-5,
-            meaning="host time to start one operation from Python, autograd included",
+            name="launch-seconds", value=2e-5, low=4e-6, high=5e-5,
+            meaning="host time to start one operation from Python, autograd and the model's own code included",
+            source="bounds: 8 us measured in a bare GPT block, torch 2.13, one 3 GHz core; libraries' modules check and convert more",
+        ),
+        Coefficient(
+            name="cpu-launch-seconds", value=8e-6,
+            meaning="the same of a bare operation: on a CPU, where nothing goes on meanwhile, and in an optimizer's loop",
             source="measured: forward of a 10-operation GPT block with 8 features, torch 2.13, one 3 GHz core",
         ),
         *(
@@ -170,7 +184,7 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
         ),
         Coefficient(
             name="hook-seconds", value=1e-4, low=1e-5, high=1e-3,
-            meaning="time of DeepSpeed's stages 1 and 2 for each gradient that is reduced, which is not hidden",
+            meaning="time of DeepSpeed's stage 2 for each gradient that is reduced, which is not hidden",
             source="bounds: OpenTau#177 profiles ZeRO-2 as host-bound by a hook on each parameter",
         ),
         Coefficient(
@@ -252,22 +266,78 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
 
 
 @lru_cache(maxsize=1)
-def values() -> Values:
+def published() -> Values:
     """What every estimate uses: the table's values, and in their place what was fitted."""
     return {name: row.value for name, row in COEFFICIENTS.items()} | (
         read_values(CALIBRATED) if CALIBRATED.is_file() else {}
     )
 
 
+def values(device: str = "", gpu: str = "") -> Values:
+    """The same, and in their place what was measured on this machine, where that has such a device: ``cpu``, or ``cuda``
+    with a card of that catalog name."""
+    own = own_calibration()
+    return {**published(), **own.coefficients} if own is not None and own.is_of(device, gpu) else published()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Own:
+    """What ``memcalc calibrate`` measured on this machine."""
+
+    path: Path
+    made: str
+    device: str
+    gpu: str | None
+    context: int | None
+    """Bytes of the CUDA context."""
+    coefficients: dict[str, float]
+
+    def is_of(self, device: str, gpu: str | None) -> bool:
+        return device == self.device and (device == "cpu" or (gpu is not None and gpu == self.gpu))
+
+
+def calibration_file() -> Path:
+    """Where this machine's numbers are kept: MEMCALC_CALIBRATION, else in the user's configuration folder
+    (XDG Base Directory Specification)."""
+    if said := os.environ.get("MEMCALC_CALIBRATION"):
+        return Path(said)
+    base = os.environ.get("XDG_CONFIG_HOME")
+    return (Path(base) if base else Path.home() / ".config") / "memcalc" / "calibration.json"
+
+
+def own_calibration() -> Own | None:
+    """This machine's numbers; None where it was never measured. Raises FileError where the file is damaged."""
+    path = calibration_file()
+    try:
+        changed = path.stat().st_mtime_ns
+    except (OSError, ValueError):
+        return None
+    return _own(path, changed)
+
+
+@lru_cache(maxsize=4)
+def _own(path: Path, changed: int) -> Own:
+    data, cure = read_json(path, str(path)), "delete it, or run memcalc calibrate again"
+    if not isinstance(data, dict) or data.get("memcalc_calibration") != 1 or data.get("device") not in ("cpu", "cuda"):
+        raise FileError(f"{path} is no calibration of this memcalc; {cure}")
+    context = data.get("context")
+    if context is not None and (type(context) is not int or context < 0):
+        raise FileError(f"{path}: context {context!r} must be a number of bytes; {cure}")
+    return Own(
+        path=path, made=str(data.get("made", "")), device=data["device"], gpu=data.get("gpu"), context=context,
+        coefficients=read_values(path),
+    )  # fmt: skip
+
+
 def read_values(path: Path) -> dict[str, float]:
     """Coefficients of a file that ``memcalc calibrate`` wrote. Raises FileError."""
-    data = read_json(path, str(path))
+    data, cure = read_json(path, str(path)), "delete it, or make it again with memcalc calibrate"
     found = data.get("coefficients") if isinstance(data, dict) else None
     if not isinstance(found, dict) or not found:
-        raise FileError(
-            f"{path} is no calibration (a JSON object with 'coefficients'); make one with memcalc calibrate"
-        )
+        raise FileError(f"{path} is no calibration (a JSON object with 'coefficients'); {cure}")
     for name, value in found.items():
-        if name not in COEFFICIENTS or isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0:
-            raise FileError(f"{path}: coefficient {name!r} is not known, or its value is not above 0; make it anew")
+        if name not in COEFFICIENTS:
+            raise FileError(f"{path}: {UnknownNameError('coefficient', name, list(COEFFICIENTS))}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
+            raise FileError(f"{path}: {name} is {shorten(str(value))}, not a number above 0; {cure}")
     return {name: float(value) for name, value in found.items()}

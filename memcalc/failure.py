@@ -82,9 +82,9 @@ def failure(plan: Plan, out: Path, code: int, *, log: str = "torchrun.log") -> R
         return OutOfMemory(f"{what}; see {out / 'logs' / f'rank-{first.rank}.log'}", following)
     # torchrun's SignalException: it has passed the signal on to the ranks.
     agent_told = re.search(r"got signal: (15|Signals\.SIGTERM)\b", text)
-    if agent_told or any(status == Preempted.exit_code for _, status, _ in _exits(text)):
-        if told := preempted(out, signal.SIGTERM):
-            return told
+    left = agent_told or any(status == Preempted.exit_code for _, status, _ in _exits(text))
+    if left and (told := preempted(out, signal.SIGTERM)):
+        return told
     killed = _killed(text)
     if killed is not None:  # the others lost their connection to it, and some had the time to say so
         return RunError(f"{killed}; see {out / 'logs'}")

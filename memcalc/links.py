@@ -12,7 +12,7 @@ from math import log2
 from typing import TYPE_CHECKING
 
 from memcalc.coefficients import Values
-from memcalc.traffic import Collective
+from memcalc.traffic import SAMPLE, Collective
 
 if TYPE_CHECKING:
     from memcalc.throughput import Hardware
@@ -52,4 +52,7 @@ def latency(each: Collective, values: Values) -> float:
 
 def seconds(each: Collective, hardware: Hardware, neighbours: int, values: Values) -> tuple[float, float]:
     """Seconds for the bytes, and for the calls, of one collective as often as it says."""
-    return each.sent / bandwidth(each, hardware, neighbours), each.calls * latency(each, values) * hardware.hops
+    share = values["tensor-share"] if each.per == SAMPLE and each.operation == "all-reduce" else 1.0
+    return each.sent / (share * bandwidth(each, hardware, neighbours)), each.calls * latency(
+        each, values
+    ) * hardware.hops

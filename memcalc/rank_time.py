@@ -105,8 +105,7 @@ def _structure(key: _Key) -> Structure:
         state_bytes=_state_bytes(plan.model, plan.optimizer, _updated_dtype(plan)),
         trainable=max(each.trainable for each in stages),
         tensors=fullest.tensors,
-        one_by_one={"zero-1": "broadcast-seconds", "deepspeed-1": "hook-seconds"}.get(plan.strategy, "")
-        * (plan.ranks > 1),
+        one_by_one="broadcast-seconds" if plan.ranks > 1 and plan.strategy == "zero-1" else "",
         model_flops=model_flops(plan),
     )
 
@@ -156,13 +155,13 @@ def micro_batch(
     compute = first + b * (2 * (whole.products + trained.products - 2 * eight) + backward / slow) / speed
     traffic = 2 * moved(whole, b) + moved(trained, b) + _cast_and_added(plan, work, known) / memory
     eager = v["score-passes"] * size * scores / memory
-    pointwise = 3 * passed(whole.stream) + b * (eager + compiled * v["logit-bytes"] * work.logits / memory)
+    pointwise = 3 * passed(work.stream) + b * (eager + compiled * v["logit-bytes"] * work.logits / memory)
     operations = known.operations * work.layers * compiled
     again = recomputed(plan, work, b, speed, slow, forward, eager, moved, passed)
     passes = 3 + (1 if plan.checkpoint_every else 0)
     kernels = passes * operations * v["kernel-seconds"] * (0.0 if plan.device == "cpu" else 1.0)
     hooks = _hooks(plan, known, work, v)
-    host = passes * operations * v["launch-seconds"]
+    host = passes * operations * v["cpu-launch-seconds" if plan.device == "cpu" else "launch-seconds"]
     sent = 0.0
     for each, of_bytes, of_calls in known.seconds(hardware, v):
         if each.per == SAMPLE:
@@ -203,13 +202,13 @@ def recomputed(
     if policy == "core-attention":
         return covered * attention
     if policy == "matrix-products":  # every second product and attention are kept
-        return covered * ((b * work.blocks.products / speed) + moved(work.blocks, b) / 2 + passed(work.blocks.stream))
+        return covered * ((b * work.blocks.products / speed) + moved(work.blocks, b) / 2 + passed(work.stream))
     products = 2 * work.blocks.products
     if not plan.reentrant and not plan.dropout:
         # Recomputation stops at the last saved tensor, before the product that ends a checkpoint
         # (torch/utils/checkpoint.py, early_stop); only one block in checkpoint_every ends one.
         products -= 2 * work.last / plan.checkpoint_every
-    return covered * (b * products / speed + attention + moved(work.blocks, b) + passed(work.blocks.stream))
+    return covered * (b * products / speed + attention + moved(work.blocks, b) + passed(work.stream))
 
 
 def _cast_and_added(plan: Plan, work: StageWork, known: Structure) -> float:
@@ -228,7 +227,7 @@ def _hooks(plan: Plan, known: Structure, work: StageWork, v: Values) -> float:
     if plan.ranks == 1:
         return 0.0
     row = plan.strategy_row
-    if row.zero_stage is not None:  # stages 0 and 1 reduce once a step
+    if row.zero_stage is not None:  # stages 0 and 1 reduce once a step, bucket by bucket
         return work.tensors * {2: v["hook-seconds"], 3: v["fetch-seconds"]}.get(row.zero_stage, 0.0)
     if not row.backend.startswith("fsdp"):
         return 0.0
@@ -247,7 +246,7 @@ def update(plan: Plan, known: Structure, b: Any, a: Any, hardware: Hardware, v: 
     fused = plan.optimizer_kind == "fused" or strategy.engine != "torch"
     passes = 1.0 if fused else v["unfused-passes"]
     if plan.offload.optimizer == "none":
-        host = known.tensors * v["launch-seconds"]
+        host = known.tensors * v["cpu-launch-seconds"]  # nothing but the operation itself
         stepping = max(touched * passes / hardware.memory_bandwidth, host)
     else:
         everyone = mine * known.neighbours  # ranks of a machine share its cores and its memory

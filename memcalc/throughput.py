@@ -16,13 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from memcalc.coefficients import Values, values
+from memcalc.coefficients import Values, published, values
 from memcalc.hardware import GPUS, Gpu
 from memcalc.plan import Plan
 from memcalc.rank_time import Structure, micro_batch, structure, update
 from memcalc.traffic import MICRO_BATCH, SAMPLE
 
-__all__ = ["Hardware", "StepTime", "StepTimes", "crowded", "hardware_of", "step_time", "step_times", "times_of"]
+__all__ = [
+    "Hardware",
+    "StepTime",
+    "StepTimes",
+    "crowded",
+    "generation",
+    "hardware_of",
+    "step_time",
+    "step_times",
+    "times_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,7 +132,7 @@ def hardware_of(plan: Plan, coefficients: Values | None = None) -> Hardware:
 
     A plan for CUDA without a GPU is timed on an A100: only the order of plans matters.
     """
-    v = values() if coefficients is None else coefficients
+    v = _values(plan) if coefficients is None else coefficients
     if plan.device == "cpu":
         flops = v["cpu-core-flops"]
         return Hardware(
@@ -130,15 +140,15 @@ def hardware_of(plan: Plan, coefficients: Values | None = None) -> Hardware:
             memory_bandwidth=v["cpu-memory-bandwidth"], link=v["cpu-link"], inside=v["cpu-link"], hops=0.0,
         )  # fmt: skip
     gpu = plan.gpu_row or GPUS["a100"]
-    generation = _generation(gpu)
+    name = generation(gpu)
     inside = gpu.link_bandwidth * v["link-efficiency"]
-    network = v[f"node-link-{generation if generation != 'blackwell' else 'hopper'}"]
+    network = v[f"node-link-{'hopper' if name == 'blackwell' else name}"]
     if gpu.link_bandwidth < _NVLINK:
         network = v["node-link-other"]
     return Hardware(
         name=gpu.name,
         flops={dtype: gpu.flops(dtype) for dtype in ("float32", "bfloat16", "float16")},
-        efficiency=v[f"efficiency-{generation}"],
+        efficiency=v[f"efficiency-{name}"],
         float32_efficiency=v["efficiency-float32"],
         memory_bandwidth=gpu.memory_bandwidth,
         link=network * v["node-efficiency"] if plan.nodes > 1 else inside,
@@ -152,7 +162,16 @@ _NVLINK = 100e9
 """B/s to a neighbour that no PCIe slot of the catalog reaches."""
 
 
-def _generation(gpu: Gpu) -> str:
+def _values(plan: Plan) -> Values:
+    return values(plan.device, plan.gpu_row.name if plan.gpu_row else "")
+
+
+def generation(gpu: Gpu) -> str:
+    """The generation by which efficiencies are told apart.
+
+    >>> generation(GPUS["a100"]), generation(GPUS["h200"]), generation(GPUS["rtx-4090"])
+    ('ampere', 'hopper', 'other')
+    """
     major = (gpu.capability or (0, 0))[0]
     known = {7: "volta", 9: "hopper", 10: "blackwell"}
     return "ampere" if gpu.capability == (8, 0) else known.get(major, "other")
@@ -196,7 +215,7 @@ def step_times(
     >>> times.total[0] == step_time(plan).total, times.samples.tolist()
     (True, [64, 128])
     """
-    v = values() if coefficients is None else coefficients
+    v = _values(plan) if coefficients is None else coefficients
     return times_of(plan, structure(plan), micro_batches, accumulations, hardware or hardware_of(plan, v), v)
 
 
@@ -282,7 +301,7 @@ def crowded(share: Any, coefficients: Values | None = None) -> Any:
     >>> crowded(0.5), round(crowded(1.0), 2)
     (1.0, 1.3)
     """
-    v = values() if coefficients is None else coefficients
+    v = published() if coefficients is None else coefficients
     start = v["crowded-from"]
     found = 1.0 + v["crowded-slowdown"] * np.clip((np.asarray(share, dtype=float) - start) / (1 - start), 0.0, 1.0)
     return found if found.ndim else found.item()

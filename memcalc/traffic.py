@@ -274,10 +274,12 @@ def _of_model_parallel(plan: Plan, stages: tuple[StageWork, ...]) -> Iterator[Co
             near=_near(plan, layout.expert, layout.tensor), hideable=False, calls=passes, per=SAMPLE,
         )  # fmt: skip
     if layout.pipeline > 1:
-        # Megatron sends each rank's share of the stream with sequence parallel (p2p_communication.py).
+        # Megatron and DeepSpeed send each rank's share of the stream and gather it on the other side (megatron's
+        # p2p_communication.py, scatter_gather_tensors_in_pipeline; deepspeed/runtime/pipe/engine.py, is_pipe_partitioned).
         passes, stride = 2 * layout.chunks, plan.ranks // layout.pipeline
+        shares = layout.tensor if layout.sequence or plan.strategy_row.engine != "torch" else 1
         yield Collective(
             what="stream between stages", operation="send", hideable=False, ranks=layout.pipeline,
-            bytes=passes * stream // (layout.tensor if layout.sequence else 1),
+            bytes=passes * stream // shares,
             near=1 if stride >= plan.ranks // plan.nodes else layout.pipeline, calls=passes, per=SAMPLE,
         )  # fmt: skip

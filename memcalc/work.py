@@ -18,7 +18,7 @@ from memcalc.tensor_parallel import local
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["OPERATIONS", "StageWork", "Sums", "ends_block", "model_flops", "stages_of"]
+__all__ = ["OPERATIONS", "StageWork", "Sums", "ends_block", "model_flops", "pointwise", "stages_of"]
 
 # The product that ends a block: non-reentrant checkpoints do not run it again. A block of the MLP ends with a ReLU and
 # one of BERT with a LayerNorm, whose saved tensors need it.
@@ -45,6 +45,10 @@ OPERATIONS = {
     "vit": 14,
 }
 
+UNKNOWN = 5
+"""Elements read or written for each that a product puts out, where blocks are no transformer's: a ResNet's BatchNorm reads
+twice and writes once, its ReLU reads and writes."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
@@ -58,8 +62,6 @@ class Sums:
     """Elements that come out: rows x n."""
     weights: float = 0.0
     """Elements of the weights: n x k."""
-    stream: float = 0.0
-    """Outputs that norms, residuals and activations go over; sequence parallel divides those that it scatters."""
     count: float = 0.0
     """Products."""
 
@@ -71,6 +73,8 @@ class Sums:
 class StageWork:
     """What one stage of a pipeline computes on one rank; without a pipeline there is one."""
 
+    stream: float
+    """Elements that blocks read and write in one sample's forward pass beside their products."""
     blocks: Sums
     """Inside blocks."""
     ends: Sums
@@ -111,10 +115,40 @@ def stages_of(plan: Plan) -> tuple[StageWork, ...]:
     scatters = plan.layout.tensor if plan.layout.sequence else 1
     weights = part.weights
     stages = [stage(plan, index) for index in range(plan.layout.pipeline)]
-    return tuple(_stage(part.model, part.tokens, weights, plan.model.blocks, each, scatters) for each in stages)
+    each_token = pointwise(plan, part.model) / scatters, _inner(plan, part.model)
+    return tuple(_stage(part.model, part.tokens, weights, plan.model.blocks, each, each_token) for each in stages)
 
 
-def _stage(model: Model, tokens: int, weights: list[Weight], blocks: int, part: Stage, scatters: int) -> StageWork:
+def pointwise(plan: Plan, part: Model) -> float:
+    """Elements that one block reads and writes for a token beside its products, across the stream: norms and residuals.
+
+    A LayerNorm and a fused RMSNorm read and write once; one written out in float32 does so in six operations on numbers
+    twice as wide. A sum reads two and writes one.
+    """
+    chained = part.family in ("llama", "decoder", "moe", "t5") and part.norm != "layer" and plan.rms_norm != "fused"
+    norms, sums = (1, 1) if part.side_by_side == 1 else (2, 2)
+    if part.post_norm:
+        norms += 2
+    dropout = 3 if plan.dropout else 0
+    return part.hidden * (norms * (24 if chained else 2) + sums * (3 + dropout))
+
+
+def _inner(plan: Plan, part: Model) -> float:
+    """The same inside attention and MLP, which tensor parallel divides: rotary positions (two products, a rotation and a
+    sum: ten an element), and activations (read and written; a gate multiplies: five for each of both)."""
+    rotated = part.positions in ("", "rotary") and part.family in ("llama", "decoder", "moe")
+    turned = 10 * (part.heads + part.kv_heads) * (part.rotary_dim or part.head_width) if rotated else 0
+    gated = part.gated or part.family in ("llama", "moe")
+    each = 3 if plan.implementation.gate_up == "kernel" or part.family == "megatron" else 5
+    act = each if gated else 16 if plan.implementation.gelu == "python" else 2
+    wide = part.ffn * part.top_k + part.shared_ffn if part.experts else part.ffn
+    moved = 6 * part.hidden * part.top_k if part.experts else 0  # tokens to their experts and back
+    return turned + act * wide + moved
+
+
+def _stage(
+    model: Model, tokens: int, weights: list[Weight], blocks: int, part: Stage, each_token: tuple[float, float]
+) -> StageWork:
     family, last = FAMILIES[model.family], _LAST.get(model.family)
     here = stage_weights(weights, part, model.tied)
     inside, ends, trained, ending, logits = Sums(), Sums(), Sums(), 0.0, 0.0
@@ -126,18 +160,22 @@ def _stage(model: Model, tokens: int, weights: list[Weight], blocks: int, part: 
             key = (rows, w.shape, "." in w.group, w.trainable, bool(last and w.name.endswith(last)))
             groups[key] = groups.get(key, 0) + 1
     for (rows, shape, block, trains, ends_one), times in groups.items():
-        sums = _sums(model, rows, shape, times, scatters)
+        sums = _sums(model, rows, shape, times)
         inside, ends = (inside + sums, ends) if block else (inside, ends + sums)
         trained = trained + sums if trains else trained
         ending += sums.products if ends_one else 0.0
         logits += rows * model.vocab * times if model.vocab in shape and not block and model.says_words else 0.0
+    layers = len({w.group for w in here if w.group not in (ROOT, HEAD) and "." in w.group})
+    known = bool(model.hidden and model.heads and tokens)
+    stream = layers * tokens * sum(each_token) if known else UNKNOWN * (inside.outputs + ends.outputs)
     return StageWork(
+        stream=stream,
         blocks=inside,
         ends=ends,
         trained=trained,
         last=ending,
         logits=logits,
-        layers=len({w.group for w in here if w.group not in (ROOT, HEAD) and "." in w.group}),
+        layers=layers,
         share=part.blocks / blocks if part.of > 1 and blocks else 1.0,
         parameters=sum(w.numel for w in here),
         trainable=sum(w.numel for w in here if w.trainable),
@@ -147,7 +185,7 @@ def _stage(model: Model, tokens: int, weights: list[Weight], blocks: int, part: 
     )
 
 
-def _sums(model: Model, rows: float, shape: tuple[int, ...], times: int, scatters: int) -> Sums:
+def _sums(model: Model, rows: float, shape: tuple[int, ...], times: int) -> Sums:
     """Of ``times`` equal weights. One of which only the size is known is taken for a square."""
     copies = times
     if len(shape) == 3 and model.experts and shape[0] == model.experts:  # experts side by side
@@ -160,7 +198,6 @@ def _sums(model: Model, rows: float, shape: tuple[int, ...], times: int, scatter
         inputs=copies * rows * k,
         outputs=copies * rows * n,
         weights=copies * numel,
-        stream=copies * rows * n / (scatters if n == model.hidden else 1),
         count=copies,
     )
 

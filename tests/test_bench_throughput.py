@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from memcalc.bench.throughput.grammar import Arrangement, parse
 from memcalc.bench.throughput.plans import run_of
 from memcalc.bench.throughput.rows import COLUMNS, Timing, half_of, read_timings, select
-from memcalc.coefficients import values
+from memcalc.coefficients import published
 from memcalc.errors import FileError, InputError
 from memcalc.plan import Plan
 from tests.published_speeds import LLAMA, known, plan_of, run_with, timing
@@ -187,7 +188,9 @@ def test_words_for_links(words: str, inside: float | None, between: float | None
     if between is None:
         assert found.hardware.link == plain.hardware.link
     else:
-        reached = values()["omni-path-efficiency" if "Omni-Path" in words else "node-efficiency"]
+        reached = published()[
+            "staged-network-efficiency" if re.search("Omni-Path|Ethernet", words) else "node-efficiency"
+        ]
         assert found.hardware.link == pytest.approx(reached * between)
     stated = any("network between nodes is not stated" in sentence for sentence in found.assumptions)
     assert stated is (between is None)
@@ -262,10 +265,9 @@ def test_every_row_of_the_table_names_a_public_source() -> None:
         assert len(row["notes"]) < 80  # numbers and words that are read, no prose
 
 
-_PICTURES = {
-    name: ""
-    for name in ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "grad_accum", "global_batch")
-}
+_PICTURES = dict.fromkeys(
+    ("layers", "hidden", "heads", "kv_heads", "ffn", "vocab", "seq_len", "grad_accum", "global_batch"), ""
+)
 
 
 @pytest.mark.parametrize(

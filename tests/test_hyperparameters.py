@@ -110,9 +110,7 @@ def test_arguments_carry_them_to_the_ranks(tmp_path: Path) -> None:
 def test_what_a_run_takes_is_written_and_read_back(tmp_path: Path) -> None:
     offload = Offload(optimizer="nvme", parameters="nvme")
     plan = replace(ZERO, strategy="deepspeed-3", offload=offload)
-    training = Training(
-        coefficients='{"betas": [0.8, 0.95], "weight_decay": 0.1}', scaling='{"hysteresis": 4}'
-    )
+    training = Training(coefficients='{"betas": [0.8, 0.95], "weight_decay": 0.1}', scaling='{"hysteresis": 4}')
     path = tmp_path / "ds.json"
     path.write_text(write(plan, "deepspeed", training).text)
     found = settle(read(path), {"ranks": 2}, plan.model).training

@@ -11,9 +11,10 @@ from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from memcalc.cli.app import app
@@ -23,6 +24,7 @@ from memcalc.pictures.page.html import Html, data, element
 from memcalc.pictures.page.report import Report, alternatives, page
 from memcalc.pictures.step import step
 from memcalc.plan import Plan
+from memcalc.timeline import CATEGORIES
 from memcalc.units import format_both, format_bytes
 
 NASTY = "<script>alert(1)</script>\"'&</title><!-- ${x}"
@@ -73,6 +75,7 @@ TINY = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, gpu="t4")
 
 
 @given(st.text(), st.text())
+@example(NASTY, NASTY)
 @settings(max_examples=30)
 def test_plain_text_is_escaped_wherever_it_is_put(content: str, attribute: str) -> None:
     made = element("p", content, title=attribute)
@@ -123,6 +126,18 @@ def test_the_answer_stands_first(gpu: str | None, said: str) -> None:
     assert all(line in " ".join(text.split()) for line in (" ".join(each.split()) for each in found.assumptions))
 
 
+def test_what_a_category_takes_at_most_is_exact_however_few_columns_there_are() -> None:
+    found = estimate(TINY)
+    for columns in (7, 500):
+        figure = step(found, columns)
+        text = page(Report(figure=figure, run=None, tensors=[], alternatives="", command=""))
+        rows = dict(re.findall(r'</span>(\w+)</th>.*?most">(.*?)</td>', text))
+        assert set(rows) == {name for name in CATEGORIES if figure.most(name)}
+        for name, size in rows.items():
+            of_it = np.where(found.timeline.category == CATEGORIES.index(name), found.timeline.delta, 0)
+            assert size == format_bytes(int(np.cumsum(of_it).max()))
+
+
 def test_alternatives_are_of_the_same_job_or_say_why_not() -> None:
     found = alternatives(replace(TINY, ranks=4, strategy="ddp"))
     assert not isinstance(found, str)
@@ -140,7 +155,8 @@ def test_the_page_shows_how_it_is_made_again(run: Run, tmp_path: Path) -> None:
     words = ["report", "gpt2-tiny", "--gpu", "t4", "--batch-size", "2", "-o", "a b.html"]
     result = run(*words)
     assert result.exit_code == 0, result.output
-    assert result.output.startswith("a b.html: peak ") and "open it in a browser" in result.output
+    assert result.stdout.startswith("a b.html: peak ") and "open it in a browser" in result.stdout
+    assert result.stderr == "memcalc: looks for other plans that fit\n"
     text = (tmp_path / "a b.html").read_text(encoding="utf-8")
     assert shlex.join(["memcalc", *words]) in html.unescape(text)
     plan = html.unescape(re.findall(r'<code id="plan">(.*?)</code>', text, re.DOTALL)[0])

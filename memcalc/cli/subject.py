@@ -47,8 +47,12 @@ class Subject:
 
     @property
     def rank(self) -> RankMeasurement | None:
-        """What was measured on the fullest rank."""
-        return None if self.run is None else self.run.measurement.ranks[self.run.fullest]
+        """What was measured on the fullest rank; of a pipeline, on the fullest of the stage that is estimated."""
+        if self.run is None:
+            return None
+        layout, stage = self.estimate.plan.layout, self.estimate.stage
+        ranks = [rank for rank in self.run.measurement.ranks if layout.stage_of(rank.rank) == stage]
+        return max(ranks, key=lambda rank: (rank.allocated_peak, -rank.rank))
 
 
 class _Model(click.ParamType):  # type: ignore[type-arg]

@@ -78,12 +78,14 @@ class Zero(Replicated):
             if not self.plan.family.opaque:
                 self.hold("gradient on its way to the host", (largest,), "communication")
         else:
+            self.tape.moment = "init"
             flat = Weight("float32 partition", (self.partition,))
             self.hold(flat.name, flat.shape, "optimizer", "float32")
             # The states are made beside a float32 gradient: one of zeros at the start, or that of the first step.
             gradient = self.temporary("first float32 gradient", self.partition, "float32")
             self.hold_states(flat, "float32")
             del gradient
+            self.tape.moment = "start"
 
     def keep_gradients(self) -> None:
         """Gradients are never kept: ``zero_grad`` of DeepSpeed's optimizers sets them to None."""

@@ -12,8 +12,8 @@ from memcalc.assumptions import activations_known
 from memcalc.estimate import Estimate, usable_bytes
 from memcalc.measurement import RankMeasurement
 from memcalc.palette import ORDER
-from memcalc.pictures.layers import Layers, curve, layers
-from memcalc.timeline import CATEGORIES, Timeline
+from memcalc.pictures.layers import Layers, curve, layers, phases
+from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 from memcalc.units import format_both, format_bytes
 
 __all__ = ["NEAR", "Curve", "Step", "capacity", "of_rank", "of_timeline", "step"]
@@ -51,8 +51,9 @@ class Step:
     @property
     def categories(self) -> tuple[str, ...]:
         """Those that the step has, from the bottom of the stack up."""
-        most = self.layers.held.max(axis=1, initial=0)
-        return tuple(name for name in ORDER if most[CATEGORIES.index(name)])
+        line = self.estimate.timeline
+        there = set(line.category[line.delta > 0].tolist())
+        return tuple(name for name in ORDER if CATEGORIES.index(name) in there)
 
     @property
     def largest(self) -> int:
@@ -82,6 +83,10 @@ class Step:
         """Bytes of one category, column by column."""
         held: NDArray[np.int64] = self.layers.held[CATEGORIES.index(category)]
         return held
+
+    def most(self, category: str) -> int:
+        """The most bytes of one category at any point, which need not be in a column: those show what is fullest in all."""
+        return max(self.estimate.timeline.at_moment(moment, category) for moment in MOMENTS)
 
     def text(self) -> str:
         """What the figure shows, for those who do not see it."""
@@ -118,7 +123,7 @@ def capacity(found: Estimate) -> int | None:
 def of_timeline(found: Estimate, timeline: Timeline, columns: int, name: str = "rehearsal") -> Curve:
     """A curve from a timeline of the same step."""
     peak = timeline.steady()
-    live = curve(timeline, layers(found.timeline, 1).phases, columns)
+    live = curve(timeline, phases(found.timeline), columns)
     return Curve(name=name, peak=peak.bytes, by_moment=peak.by_moment, live=live)
 
 

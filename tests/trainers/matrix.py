@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,21 +52,24 @@ class Runs:
 
 def both(
     plans: dict[str, Plan], ranks: int, folder: Path, by_name: dict[str, dict[str, object]] | None = None,
-    more: dict[str, Job] | None = None, driver: str = "driver.py", **options: object,
+    more: dict[str, Job] | None = None, once: Collection[str] = (), driver: str = "driver.py", **options: object,
 ) -> Runs:  # fmt: skip
     """Train all plans, and each once more from its checkpoint in the middle; ``by_name`` are options of single ones.
 
-    ``more`` are jobs beside them, whose results stand with the resumed ones.
+    ``more`` are jobs beside them, whose results stand with the resumed ones; plans named in ``once`` are not gone on with.
     """
     saved, jobs = Path("checkpoints") / f"step-{STOP}", {}
     for name, each in plans.items():
         given = {"checkpoint_every": STOP, **options, **(by_name or {}).get(name, {})}
         first, again = folder / name, folder / f"{name}-again"
         jobs[name] = Job(each, steps=STEPS, out=first, measure_steps=STOP, options=tuple(given.items()))
+        if name in once:
+            continue
         goes_on = tuple((given | {"resume": True}).items())
         jobs[f"{name}-again"] = Job(each, steps=STEPS, out=again, options=goes_on, copy=(first / saved, again / saved))
     found = run(jobs | (more or {}), ranks, folder, driver=driver, timeout=900)
-    resumed = {name: found[f"{name}-again"] for name in plans} | {name: found[name] for name in more or {}}
+    resumed = {name: found[f"{name}-again"] for name in plans if name not in once}
+    resumed |= {name: found[name] for name in more or {}}
     return Runs(plans, {name: found[name] for name in plans}, resumed)
 
 

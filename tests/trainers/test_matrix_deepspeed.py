@@ -7,6 +7,7 @@ All runs of a number of ranks share one start of torchrun.
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
 from pathlib import Path
 
@@ -49,7 +50,6 @@ TWO: dict[str, Fields] = {
     "deepspeed-0": {"strategy": "deepspeed-0"},
     "deepspeed-1": {"strategy": "deepspeed-1", "accumulation": 2},
     "deepspeed-2": {"strategy": "deepspeed-2", "accumulation": 2},
-    "deepspeed-3": {"strategy": "deepspeed-3"},
     "deepspeed-0-bf16": {"strategy": "deepspeed-0", **BF16},
     "deepspeed-2-bf16-offload": {"strategy": "deepspeed-2", "offload": STATES_ON_HOST, **BF16},
     "deepspeed-3-bf16-offload": {"strategy": "deepspeed-3", "offload": HOST, **BF16},
@@ -59,6 +59,7 @@ TWO: dict[str, Fields] = {
     "accelerate-fsdp-1": {"strategy": "fsdp-shard-grad-op", "fsdp": OLD},
 } | some(
     {
+        "deepspeed-3": {"strategy": "deepspeed-3"},
         "deepspeed-3-offload": {"strategy": "deepspeed-3", "offload": HOST},
         "deepspeed-2-offload": {"strategy": "deepspeed-2", "offload": STATES_ON_HOST},
         "deepspeed-1-offload": {"strategy": "deepspeed-1", "offload": STATES_ON_HOST},
@@ -76,15 +77,16 @@ TWO: dict[str, Fields] = {
         "accelerate-fsdp-2-grad-op": {"strategy": "fsdp-shard-grad-op"},
         "accelerate-fsdp-1-flat": {"strategy": "fsdp-full-shard", "fsdp": Fsdp(version="1", original_parameters=False)},
     },
-    one_in=11,
+    one_in=13,
 )
 """Every stage, offload and both engines in CI; ALL_RUNS takes all."""
-FOUR: dict[str, Fields] = {"deepspeed-3": {"strategy": "deepspeed-3"}} | some(
-    {"deepspeed-1": {"strategy": "deepspeed-1"}, "deepspeed-2": {"strategy": "deepspeed-2", "accumulation": 2}},
-    one_in=9,
+FOUR: dict[str, Fields] = some(
+    {
+        "deepspeed-3": {"strategy": "deepspeed-3"},
+        "deepspeed-1": {"strategy": "deepspeed-1"},
+        "deepspeed-2": {"strategy": "deepspeed-2", "accumulation": 2},
+    }
 )
-
-
 OTHER = '{"betas": [0.8, 0.95], "eps": 1e-3, "weight_decay": 0.3}'
 """Numbers that no default has, for the run of stage 2."""
 
@@ -107,9 +109,10 @@ def run_all(cases: dict[str, Fields], ranks: int, folder: Path, more: dict[str, 
     by_name: dict[str, dict[str, object]] = {
         name: {"accelerate": True} for name in cases if name.startswith("accelerate")
     }
-    by_name["deepspeed-2"] = {"coefficients": OTHER}
+    by_name |= {"deepspeed-2": {"coefficients": OTHER}} if ranks == 2 else {}
     folder.mkdir()
-    return both(plans, ranks, folder, by_name, more, driver="driver_accelerate.py")
+    once = () if os.environ.get("ALL_RUNS") else tuple(by_name.keys() - {"deepspeed-2"})
+    return both(plans, ranks, folder, by_name, more, once, driver="driver_accelerate.py")
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +153,8 @@ def check(runs: Runs, name: str, alone: dict[str, Measurement]) -> None:
     check_losses(runs, name, alone, places=0.005 if "bf16" in runs.plans[name].precision else 5e-5)
     check_peak(runs, name, 1.0)
     check_states(runs, name)
-    check_resumed(runs, name)
+    if name in runs.resumed:  # what accelerate wraps is saved by the same code as without it
+        check_resumed(runs, name)
 
 
 def check_states(runs: Runs, name: str) -> None:

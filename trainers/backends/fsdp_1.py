@@ -9,7 +9,9 @@ import contextlib
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     BackwardPrefetch,
@@ -122,5 +124,11 @@ class Saved:
     def whole(self, name: str) -> Tensor:
         """A weight in full; parts are taken out of their flat shards once."""
         self.by_name = self.by_name or self.parameters()
-        found = self.by_name[name].detach()
-        return found.full_tensor() if isinstance(found, DTensor) else found
+        found: Any = self.by_name[name].detach()
+        if isinstance(found, ShardedTensor):  # what there is without a mesh, of which accelerate knows nothing
+            device = next(iter(self.model.parameters())).device
+            out = torch.empty(found.size(), dtype=found.dtype, device=device)
+            found.gather(0, out if torch.distributed.get_rank() == 0 else None)
+            return out
+        whole: Tensor = found.full_tensor() if isinstance(found, DTensor) else found
+        return whole

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from memcalc.bench.reading import Reading
-from memcalc.coefficients import Values, values
+from memcalc.coefficients import Values, published
 from memcalc.plan import Plan
 from memcalc.throughput import Hardware, hardware_of
 
@@ -87,8 +87,8 @@ class Place:
     """Between two GPUs of a node, where the row says it is not the card's own link."""
     between: float | None
     """All that one node sends to others; None where that is not stated or there is one node."""
-    omni_path: bool = False
-    """That network is Omni-Path."""
+    staged: bool = False
+    """That network does not read the cards' memory itself: Omni-Path, or Ethernet without RDMA."""
 
 
 def place_of(reading: Reading) -> Place | None:
@@ -110,8 +110,8 @@ def place_of(reading: Reading) -> Place | None:
     between = _between(words, each) if nodes > 1 else None
     if nodes > 1 and between is None:
         reading.assume("the network between nodes is not stated: the time model's own")
-    omni_path = "Omni-Path" in words
-    return Place(gpu=gpu, ranks=ranks, nodes=nodes, inside=inside, between=between, omni_path=omni_path)
+    staged = re.search("Omni-Path|cloud Ethernet", words) is not None
+    return Place(gpu=gpu, ranks=ranks, nodes=nodes, inside=inside, between=between, staged=staged)
 
 
 def _card(reading: Reading) -> str:
@@ -144,11 +144,11 @@ def _between(words: str, each: int) -> float | None:
 
 def hardware_for(plan: Plan, place: Place, coefficients: Values | None = None) -> Hardware:
     """The time model's own speeds of a plan, with the links that the row names in their place."""
-    v = values() if coefficients is None else coefficients
+    v = published() if coefficients is None else coefficients
     found = hardware_of(plan, v)
     inside = found.inside if place.inside is None else place.inside * v["link-efficiency"]
     if place.nodes == 1:
         return replace(found, inside=inside, link=inside)
-    share = v["omni-path-efficiency" if place.omni_path else "node-efficiency"]
+    share = v["staged-network-efficiency" if place.staged else "node-efficiency"]
     link = found.link if place.between is None else place.between * share
     return replace(found, inside=inside, link=link)

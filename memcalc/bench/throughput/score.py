@@ -9,6 +9,7 @@ from itertools import combinations
 from memcalc.bench.score import percentile
 from memcalc.bench.throughput.knobs import knobs_of
 from memcalc.bench.throughput.plans import Run
+from memcalc.coefficients import published
 from memcalc.throughput import step_time
 
 __all__ = ["TIE", "Contest", "Pair", "Scored", "Summary", "contests", "score", "summarise"]
@@ -125,7 +126,8 @@ def score(run: Run) -> Scored:
     row, kind = run.row, run.row.kind
     if run.plan is None:
         return Scored(run=run, measured=row.cost, predicted=None, error=None)
-    time = step_time(run.plan, run.hardware)
+    # Never what was measured on the machine this runs on: a judgement is the same everywhere.
+    time = step_time(run.plan, run.hardware, published())
     if kind is None or row.cost is None:
         return Scored(run=run, measured=None, predicted=time.seconds_per_sample, error=None)
     predicted = time.total if kind.of == "step" else time.seconds_per_sample

@@ -10,6 +10,7 @@ from memcalc.palette import ORDER
 from memcalc.pictures.page.html import Html, element, join, table
 from memcalc.pictures.page.timeline import readout, timeline
 from memcalc.pictures.step import Step
+from memcalc.plan import Plan
 from memcalc.recommend import Recommendation
 from memcalc.timeline import MOMENTS
 from memcalc.units import format_both, format_bytes, format_count
@@ -51,7 +52,7 @@ def head(figure: Step, run: Comparison | None) -> Html:
 def _recipe(found: Estimate) -> Iterator[str]:
     plan = found.plan
     yield f"{format_count(sum(weight.numel for weight in plan.weights))} parameters"
-    yield f"{plan.strategy} on {plan.ranks} rank{'s' * (plan.ranks > 1)}"
+    yield f"{_arranged(plan)} on {plan.ranks} rank{'s' * (plan.ranks > 1)}"
     yield plan.precision
     yield f"{plan.optimizer} ({plan.optimizer_kind})"
     if plan.micro_batch:
@@ -155,7 +156,7 @@ def alternatives(found: Recommendation | str) -> Html:
         return _section(title, element("p", f"None of {found.tried} plans tried fits."))
     rows = [
         (
-            each.plan.strategy,
+            _arranged(each.plan),
             ("none", "full")[each.plan.checkpoint_every] if each.plan.checkpoint_every < 2 else str(each.plan.checkpoint_every),
             f"{each.plan.micro_batch} × {each.plan.accumulation}",
             format_bytes(each.peak),
@@ -168,6 +169,13 @@ def alternatives(found: Recommendation | str) -> Html:
     heads = ("strategy", "checkpointing", "micro batch", "peak", "headroom", "speed", "why")
     said = f"the same samples a step, precision and GPUs; {found.tried} plans tried; speed is predicted, against the fastest"
     return _section(title, table(said, heads, rows, right=(2, 3, 4, 5)))
+
+
+def _arranged(plan: Plan) -> str:
+    """A strategy, and over how many ranks a model is divided beside it."""
+    degrees = (("tensor", plan.layout.tensor), ("pipeline", plan.layout.pipeline))
+    divided = ", ".join(f"{name} {degree}" for name, degree in degrees if degree > 1)
+    return f"{plan.strategy} ({divided})" if divided else plan.strategy
 
 
 def measured(run: Comparison) -> Html:
