@@ -243,10 +243,6 @@ _STAGE_2 = (
     "rank's part of a bucket by itself"
 )
 MISSES: dict[str, str] = {
-    "zero-1-buys-batch-bert-large": (
-        "DeepSpeed's stage 1 sums gradients when nothing is left to hide behind, which is counted; the fixed cost of some 75 ms a "
-        "step that fades with more samples in the measurement is not"
-    ),
     "bert-base-stage-1-over-2": _STAGE_2,
     "distilbert-stage-1-over-2": _STAGE_2,
     "frozen-zero-3-at-its-limit": (
