@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from memcalc import ledger as ledger_module
 from memcalc import schedules
+from memcalc.assumptions import uncounted
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import PlanError
 from memcalc.estimate import estimate
@@ -229,3 +230,13 @@ def test_the_distributed_optimizer_divides_copies_and_states() -> None:
         )
         held = [ledger(plan).at_moment("forward", kind) for kind in ("parameters", "gradients", "optimizer")]
         assert sum(held) == pytest.approx((6 + 12 / ranks) * parameters, rel=1e-3)
+
+
+def test_old_torch_keeps_the_outputs_of_the_last_stage() -> None:
+    plan = Plan(
+        model=MODELS["gpt2"], tokens=128, micro_batch=2, ranks=2, accumulation=4, layout=Layout(pipeline=2),
+        strategy="single", torch="2.9",
+    )  # fmt: skip
+    (said,) = uncounted(plan)
+    assert f"{4 * 2 * 128 * 50257 * 4 / 1e6:.3f} MB" in said
+    assert uncounted(dataclasses.replace(plan, torch="2.10")) == []

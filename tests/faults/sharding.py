@@ -8,6 +8,18 @@ __all__ = ["FAULTS"]
 
 FAULTS = [
     Fault(
+        name="a static graph holds what any graph does",
+        file="parallel/ddp.py",
+        right="if self.plan.static_graph:",
+        wrong="if False:",
+    ),
+    Fault(
+        name="DDP keeps the gradient of the whole table that tensor parallel divides",
+        file="parallel/ddp.py",
+        right="if self.plan.layout.tensor > 1 and",
+        wrong="if False and",
+    ),
+    Fault(
         name="LoRA's factors have states like the weights'",
         file="parallel/replicated.py",
         right="weight.group), self.trained_dtype)",

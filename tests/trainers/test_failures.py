@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -106,21 +107,26 @@ def limit_files() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["single", "fsdp-full-shard"])
-def test_a_checkpoint_that_cannot_be_written_is_one_line(tmp_path: Path, strategy: str) -> None:
+def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(tmp_path: Path, strategy: str) -> None:
     """A limit on file sizes stands for a full disk: writing fails in the middle of a file."""
     made = plan(ranks=1 if strategy == "single" else 2, strategy=strategy)
+    words = ("--measure-steps", "0", "--keep-checkpoints", "1")
+    assert finish(made, tmp_path, *words, "--steps", "2").returncode == 0
+    shutil.rmtree(tmp_path / "weights")
     done = subprocess.run(
-        command(made, tmp_path, "--measure-steps", "0"), env=environment(), preexec_fn=limit_files,
+        command(made, tmp_path, *words, "--steps", "4", "--resume"), env=environment(), preexec_fn=limit_files,
         capture_output=True, text=True, timeout=180, check=False,
     )  # fmt: skip
     assert done.returncode != 0
-    path = tmp_path / "checkpoints" / "step-20"
+    path = tmp_path / "checkpoints" / "step-4"
     lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert lines and all(
         line.startswith(f"error: checkpoint {path} cannot be written: a file was cut off") for line in lines
     ), done.stderr
     assert not (path / "done.json").exists() and not (tmp_path / "weights").exists()
     assert json.loads((tmp_path / "errors" / "rank-0.json").read_text())["kind"] == "error"
+    again = finish(made, tmp_path, *words, "--steps", "4", "--resume")
+    assert (again.returncode, "resumed at step 2" in again.stdout) == (0, True), again.stderr
 
 
 def test_one_failing_rank_says_why(tmp_path: Path) -> None:
