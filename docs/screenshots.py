@@ -30,7 +30,7 @@ SWEEP = (
     "--strategy fsdp-full-shard -o"
 )
 STEP = "plot gpt2-xl --gpus 8 --strategy fsdp-full-shard --gpu a100-40gb --precision amp-bf16 --batch-size 10 -o"
-ASKED = "?model=gpt2-xl&gpus=8&gpu=a100-80gb&strategy=fsdp-full-shard&precision=amp-bf16&batch-size=8"
+ASKED = "?model=gpt2-xl&gpus=8&gpu=a100-80gb&strategy=fsdp-full-shard&precision=amp-bf16&batch-size=20"
 """What the calculator's page is photographed with."""
 
 
@@ -82,10 +82,14 @@ def photograph(
     height: int,
     dark: bool = False,
     ready: tuple[str, ...] = ("body",),
+    scale: float = 1,
 ) -> None:
     """A picture of a page's first screen, once all that is ``ready`` is there."""
     context = chromium.new_context(
-        viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light", reduced_motion="reduce"
+        viewport={"width": width, "height": height},
+        color_scheme="dark" if dark else "light",
+        reduced_motion="reduce",
+        device_scale_factor=scale,
     )
     page = context.new_page()
     page.goto(address)
@@ -115,8 +119,9 @@ def calculator(chromium: Any) -> None:
                 address + ASKED,
                 PICTURES / "ui.png",
                 width=1200,
-                height=900,
+                height=1330,
                 ready=("#parts tbody tr", "#choices tbody tr"),
+                scale=0.75,
             )
         finally:
             server.terminate()

@@ -34,6 +34,7 @@ TARGETS = {"query-value": _QUERY_VALUE, "attention": _ATTENTION, "all-linear": (
 # litgpt/adapter.py, Config: the prompt's length, and the first layer that has one.
 PROMPT, FIRST_PROMPTED = 10, 2
 PROMPTED = ("llama", "gpt2", "decoder")
+_OF_LORA = ("rank", "targets", "dropout", "fused", "scattered")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,11 +97,14 @@ class Adapter(Group):
 
     def idle(self, plan: Plan) -> dict[str, str]:
         names = [field.name for field in dataclasses.fields(self) if field.name not in ("kind", "quantize")]
-        return {} if self.freezes else dict.fromkeys(names, "is for adapters; add --adapter lora")
+        if not self.freezes:
+            return dict.fromkeys(names, "is for adapters; add --adapter lora")
+        return {} if self.kind == "lora" else dict.fromkeys(_OF_LORA, f"is for LoRA, not for {self.kind}")
 
     def check(self, plan: Plan) -> None:
         if self.quantize != "none" and not self.freezes:
             raise PlanError(f"quantised weights ({self.quantize}) cannot be trained; take --adapter lora")
+        self._check_idle(plan)
         if self.fused and self.dropout:
             raise PlanError(f"fused LoRA has no dropout, given {self.dropout}; leave out --adapter-dropout")
         if self.trains_rest and (self.kind != "lora" or self.quantize != "none"):
@@ -127,6 +131,13 @@ class Adapter(Group):
 
         self._check_targets(plan)
         self._check_rank(plan)
+
+    def _check_idle(self, plan: Plan) -> None:
+        """Other groups may wait for a search to take them up; no search turns adapters on."""
+        idle = self.idle(plan)
+        for field in dataclasses.fields(self):
+            if field.name in idle and getattr(self, field.name) != field.default:
+                raise PlanError(f"{field.metadata['option']} {idle[field.name]}")
 
     def _check_rank(self, plan: Plan) -> None:
         """A factor with more rows than the layer it adapts has is no adapter but a slip."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from memcalc.coefficients import own_calibration
 from memcalc.compute import Compute
 from memcalc.engines import ENGINES
 from memcalc.kernels import refusal
@@ -17,7 +18,8 @@ from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
 __all__ = [
-    "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "limits",
+    "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "doubts", "limits",
+    "measured_here",
     "uncounted", "undivided",
 ]  # fmt: skip
 
@@ -61,13 +63,6 @@ def activations_known(plan: Plan) -> bool:
 def uncounted(plan: Plan) -> list[str]:
     """What the plan's model keeps and nothing here counts, in sentences; with any of them no verdict is ``fits``."""
     model, said = plan.model, list(plan.model.uncounted)
-    if 0 < model.window < plan.tokens:
-        # transformers/masking_utils.py; torch's sdp_utils_cpp and attention.cpp, convert_boolean_attn_mask.
-        said.append(
-            f"{plan.tokens} tokens are more than the sliding_window of {model.window}: transformers gives attention a mask of "
-            "tokens x tokens, of which each layer keeps a copy, and neither is counted; with --seq-len up to the window "
-            "there is none"
-        )
     if (
         plan.layout.pipeline > 1
         and plan.torch_version < RETURN_OUTPUTS_SINCE
@@ -147,12 +142,75 @@ def compiled(plan: Plan) -> str:
     )
 
 
+def measured_here(plan: Plan) -> list[str]:
+    """What of this plan's hardware memcalc calibrate measured on this machine, in a sentence."""
+    own = own_calibration()
+    if own is None or not own.is_of(plan.device, plan.gpu_row.name if plan.gpu_row else None):
+        return []
+    what = "its speeds and its CUDA context are" if own.context else "its speeds are"
+    return [f"this machine was measured by memcalc calibrate ({own.made}): {what} its own, from {own.path}"]
+
+
+def doubts(plan: Plan, rehearsal: Rehearsed | None = None) -> list[str]:
+    """What could make the estimate wrong, in sentences: what is not counted first, then what was guessed."""
+    said = uncounted(plan)
+    if rehearsal is not None:
+        said += [remark for remark in rehearsal.remarks if remark != REHEARSED]
+    elif not activations_known(plan):
+        why = (
+            "a module's code is run for them only when it is named"
+            if plan.model.module.factory
+            else "no shape was given"
+        )
+        said.append(f"activations are not counted because {why}")
+    said += limits(plan)
+    if plan.family.opaque and plan.optimizer_kind == "for-loop":
+        said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
+    if plan.static_graph and plan.ranks > 1 and activations_known(plan):
+        said.append(
+            "static graph: DDP copies the model's output in the first step, before there are optimizer states; that copy is "
+            "not counted"
+        )
+    if plan.family.assumption:
+        said.append(plan.family.assumption)
+    if plan.model.layer_bytes:
+        each = plan.model.layer_bytes * plan.micro_batch * plan.model.layers
+        said.append(
+            f"activation bytes per layer are taken for the whole micro batch of {plan.micro_batch}; "
+            f"were they per sample, activations would be {each:,} B"
+        )
+    if plan.masked:
+        said.append(
+            f"{plan.tokens} tokens reach the sliding window of {plan.model.window}: every layer is counted with a mask "
+            "of tokens x tokens, as transformers makes it, also where only some layers have the window"
+        )
+    said += [*plan.model.notes, *dropout(plan)]
+    if plan.device == "cpu":
+        return [*said, "one thread per rank; scratch memory inside oneDNN's kernels is not counted"]
+    if plan.compute.compile and not plan.family.opaque:
+        said.append(compiled(plan))
+    if _attends(plan) and attended(plan) != f"attention by the {plan.kernel} kernel":
+        said.append(attended(plan))
+    if plan.compute.offload_activations:
+        said.append("activations in pinned host memory are not counted in host")
+    if plan.gpu is None and not plan.family.opaque:
+        said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
+    return said
+
+
+def _attends(plan: Plan) -> bool:
+    return bool(plan.tokens) and not plan.family.opaque and not plan.family.unplayed
+
+
 def assumptions(
     plan: Plan, reserved: Range, *, stage: int, in_blocks: int, host: int, rehearsal: Rehearsed | None = None
 ) -> list[str]:
-    """What the estimate takes for granted, in sentences; ``in_blocks`` is what blocks hold beside their tensors, ``host``
-    what one rank holds there."""
+    """What else the estimate takes for granted, and how its numbers are meant, in sentences; ``in_blocks`` is what blocks
+    hold beside their tensors, ``host`` what one rank holds there."""
     said = ["the peak of all moments up to the second step, which repeats itself, on the fullest rank"]
+    said += measured_here(plan)
+    if rehearsal is not None and REHEARSED in rehearsal.remarks:
+        said.append(REHEARSED)
     if plan.layout.pipeline > 1:
         said.append(
             f"the fullest stage of the pipeline is number {stage}, counted from 0 to {plan.layout.pipeline - 1}"
@@ -165,35 +223,9 @@ def assumptions(
     if plan.layout.tensor > 1:
         whose = "Megatron's" if plan.family.divides == "megatron" else "torch's (torch.distributed.tensor.parallel)"
         said.append(f"tensor parallel is {whose}, as the model's family is written")
-    if plan.static_graph and plan.ranks > 1 and activations_known(plan):
-        said.append(
-            "static graph: DDP copies the model's output in the first step, before there are optimizer states; that copy is "
-            "not counted"
-        )
-    if plan.family.assumption:
-        said.append(plan.family.assumption)
-    said += [*plan.model.notes, *dropout(plan), *uncounted(plan)]
     forms = [f"{field} {form}" for field, form in dataclasses.asdict(plan.implementation).items() if form != "auto"]
     if forms:
         said.append(f"the model's code is written with {', '.join(forms)}")
-    if rehearsal is not None:
-        said += rehearsal.remarks
-    elif not activations_known(plan):
-        why = (
-            "a module's code is run for them only when it is named"
-            if plan.model.module.factory
-            else "no shape was given"
-        )
-        said.append(f"activations are not counted because {why}")
-    said += limits(plan)
-    if plan.family.opaque and plan.optimizer_kind == "for-loop":
-        said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
-    if plan.model.layer_bytes:
-        each = plan.model.layer_bytes * plan.micro_batch * plan.model.layers
-        said.append(
-            f"activation bytes per layer are taken for the whole micro batch of {plan.micro_batch}; "
-            f"were they per sample, activations would be {each:,} B"
-        )
     if (
         plan.strategy_row.gathers
         and plan.fsdp.version == "2"
@@ -211,29 +243,22 @@ def assumptions(
             f"saving is not counted; a whole state dict takes {format_both(whole)} of RAM on every rank that gathers it"
         )
     if plan.device == "cpu":
-        said.append("one thread per rank; scratch memory inside oneDNN's kernels is not counted")
         return said
+    said.append(
+        f"reserved is most likely {format_both(reserved.point)}: the caching allocator replayed from the model's "
+        "construction on; the high end is that on an endless card, or what published runs reserved of so much, if it is more"
+    )
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
     if in_blocks:
         said.append(
             f"blocks of more than 1 MiB are not split to the last byte: max_memory_allocated, which counts blocks, may "
             f"be {format_both(in_blocks)} higher"
         )
-    if not plan.family.opaque:
-        said.extend([attended(plan)] if plan.tokens and not plan.family.unplayed else [])
+    if _attends(plan) and attended(plan) == f"attention by the {plan.kernel} kernel":
+        said.append(attended(plan))
     if plan.offload.on:
         each = -(-plan.ranks // plan.nodes)
         said.append(f"host is of one rank; the {each} of a machine need {format_both(each * host)} together")
-    if plan.compute.offload_activations:
-        said.append("activations in pinned host memory are not counted in host")
-    if plan.compute.compile and not plan.family.opaque:
-        said.append(compiled(plan))
-    if plan.gpu is None and not plan.family.opaque:
-        said.append("cuBLAS workspaces (16 MiB to 64 MiB by card) are counted only with --gpu")
-    said.append(
-        f"reserved is most likely {format_both(reserved.point)}: the caching allocator replayed from the model's "
-        "construction on; the high end is that on an endless card, or what published runs reserved of so much, if it is more"
-    )
     if groups := communicators(plan):
         named = ", ".join(f"{name} of {size}" for name, size in groups.items())
         said.append(f"NCCL has a communicator for each group of ranks: {named}")

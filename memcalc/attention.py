@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from memcalc.context_parallel import ring_attention
-from memcalc.fused_attention import converted, fused, mixed
+from memcalc.fused_attention import converted, fused, mask_bias, mixed
 from memcalc.graph import Gradient, Node, Tensor
 from memcalc.ops import cast, edge, soft_cap
 from memcalc.ops import dropout as drop
@@ -35,15 +35,17 @@ def attention(
     wide: bool = False,
     softmax: str = "auto",
     capped: bool = False,
+    masked: bool = False,
 ) -> Tensor:
     """``softmax(q kᵀ) v`` by the kernel ``kind``; key/value heads may be fewer than ``heads``, and keys of other tokens.
+    ``masked``: a mask of booleans says which keys each query sees, instead of ``causal``.
 
     Written out, the softmax may be ``wide``, of float32, or a model's own (memcalc/softmaxes.py), and the scores ``capped`` by tanh. Fewer key/value heads are
     copied with ``repeat``, and for every kernel but flash, which alone takes them as they are.
     """
     run = partial(
         _attention, t, name=name, kind=kind, heads=heads, dropout=dropout, causal=causal, repeat=repeat, wide=wide,
-        softmax=softmax, capped=capped,
+        softmax=softmax, capped=capped, masked=masked,
     )  # fmt: skip
     y = t.core(run, q, k, v) if t.core is not None else run(q, k, v)
     return t.prompt(t, q, y, name) if t.prompt is not None else y
@@ -63,17 +65,19 @@ def _attention(
     wide: bool,
     softmax: str,
     capped: bool,
+    masked: bool,
 ) -> Tensor:
-    if k.shape[-1] != q.shape[-1] and (repeat or kind != "flash"):
+    # transformers repeats them beside a mask (integrations/sdpa_attention.py, use_gqa_in_sdpa).
+    if k.shape[-1] != q.shape[-1] and (repeat or masked or kind != "flash"):
         k, v = (converted(t, x, f"{name} repeated heads", shape=(x.shape[0], q.shape[-1])) for x in (k, v))
     if t.layout.context > 1:
         return ring_attention(t, q, k, v, name, heads=heads)
     if kind in ("flash", "efficient"):
-        return fused(t, q, k, v, name, kind, heads)
+        return fused(t, q, k, v, name, kind, heads, masked=masked)
     if kind == "eager":
         mix = _eager(t, q, k, v, name, heads, dropout, causal, wide, softmax, capped)
     else:
-        mix = _math(t, q, k, v, name, heads, dropout, causal)
+        mix = _math(t, q, k, v, name, heads, dropout, causal, masked)
     return converted(t, mix, f"{name} heads joined")
 
 
@@ -150,12 +154,20 @@ def _biased(t: Tape, scores: Tensor, bias: Tensor, name: str) -> Tensor:
     return Tensor(scores.storage, scores.shape, scores.dtype, t.node([edge(scores), edge(bias)], backward))
 
 
-def _math(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float, causal: bool) -> Tensor:
+def _math(
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, heads: int, dropout: float, causal: bool, masked: bool
+) -> Tensor:
     """``_scaled_dot_product_attention_math``: 16-bit inputs are computed in float32."""
     tokens, low, shape = q.shape[0], q.dtype, mixed(q, k, v)
     q, k, v = (cast(t, x, "float32", f"{name} {part}") for x, part in zip((q, k, v), "qkv", strict=True))
     scaled = converted(t, q, f"{name} scaled query")
-    bias = _causal_bias(t, name, tokens) if causal else None
+    bias: list[Storage] = []
+    if masked:
+        bias = [mask_bias(t, name, tokens, k.shape[0], low)]
+        if low != "float32":
+            bias.append(t.allocate(f"{name} mask bias in float32", (tokens, k.shape[0]), "float32", "temporary"))
+    elif causal:
+        bias = [_causal_bias(t, name, tokens)]
     left, right = (
         converted(t, scaled, f"{name} query copy"),
         converted(t, converted(t, k, f"{name} scaled key"), f"{name} key copy"),

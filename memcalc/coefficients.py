@@ -60,7 +60,7 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
                 ("hopper", 0.60, 0.35, 0.85, "Hopper", "llm-foundry scripts/train/benchmarking, H100-80GB: HFU up to 0.56 with all else counted"),
                 ("blackwell", 0.55, 0.3, 0.85, "Blackwell", "SimuMax docs/b200: Megatron reaches 0.3 to 0.5 of the dense peak"),
                 ("other", 0.60, 0.3, 0.95, "other cards", "timm on one RTX 3090; on one card it divides out of every ranking"),
-                ("float32", 0.80, 0.3, 0.95, "any card in float32 proper", "NVIDIA's deep learning performance guide: products without tensor cores reach most of the peak"),
+                ("float32", 0.80, 0.6, 0.95, "any card in float32 proper", "NVIDIA's deep learning performance guide: products without tensor cores reach most of the peak"),
             )
         ),
         Coefficient(
@@ -160,13 +160,13 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
         ),
         # The host.
         Coefficient(
-            name="launch-seconds", value=8e-6, low=4e-6, high=5e-5,
+            name="launch-seconds", value=2e-5, low=4e-6, high=5e-5,
             meaning="host time to start one operation from Python, autograd and the model's own code included",
             source="bounds: 8 us measured in a bare GPT block, torch 2.13, one 3 GHz core; libraries' modules check and convert more",
         ),
         Coefficient(
             name="cpu-launch-seconds", value=8e-6,
-            meaning="the same on a CPU, where nothing else goes on meanwhile",
+            meaning="the same of a bare operation: on a CPU, where nothing goes on meanwhile, and in an optimizer's loop",
             source="measured: forward of a 10-operation GPT block with 8 features, torch 2.13, one 3 GHz core",
         ),
         *(
@@ -184,7 +184,7 @@ COEFFICIENTS: Catalog[Coefficient] = Catalog(
         ),
         Coefficient(
             name="hook-seconds", value=1e-4, low=1e-5, high=1e-3,
-            meaning="time of DeepSpeed's stages 1 and 2 for each gradient that is reduced, which is not hidden",
+            meaning="time of DeepSpeed's stage 2 for each gradient that is reduced, which is not hidden",
             source="bounds: OpenTau#177 profiles ZeRO-2 as host-bound by a hook on each parameter",
         ),
         Coefficient(

@@ -144,7 +144,7 @@ def left_locks(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
         yield Finding(what="locks of extensions", status=WARNING, found=said, cure=cure)
 
 
-def libraries(names: tuple[str, ...] = ("deepspeed", "accelerate", "transformers", "safetensors")) -> Finding:
+def libraries(names: tuple[str, ...] = ("deepspeed", "accelerate", "transformers", "safetensors", "pyyaml")) -> Finding:
     """What is installed of the packages some plans take."""
     there = [f"{name} {found}" for name in names if (found := _installed(name))]
     lacking = [name for name in names if not _installed(name)]

@@ -14,9 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from memcalc.assumptions import REHEARSED, Rehearsed, activations_known, assumptions, uncounted, undivided
+from memcalc.assumptions import (
+    REHEARSED,
+    Rehearsed,
+    activations_known,
+    assumptions,
+    doubts,
+    uncounted,
+    undivided,
+)
 from memcalc.hardware import GPUS, Gpu
 from memcalc.host import host_tensors
+from memcalc.kernels import refusal
 from memcalc.ledger import fullest, skeleton
 from memcalc.outside import device_range, outside
 from memcalc.parallel.replicated import workspaces
@@ -60,9 +69,17 @@ class Estimate:
     """``fits``, ``tight``, ``does-not-fit``, or ``unknown`` when something that matters was not given."""
     whole: bool = True
     """Nothing of the model is known to be missing, so that a card can be said to hold it."""
-    assumptions: tuple[str, ...]
+    doubts: tuple[str, ...]
+    """What could make it wrong, in sentences, the worst first."""
+    taken: tuple[str, ...]
+    """What else it takes for granted, and how its numbers are meant."""
     held: Reserved | None = None
     """What the caching allocator would hold on a card without an end; None on a CPU."""
+
+    @property
+    def assumptions(self) -> tuple[str, ...]:
+        """All sentences, what could make it wrong first."""
+        return (*self.doubts, *self.taken)
 
     def to_dict(self) -> dict[str, Any]:
         """The estimate as plain JSON values."""
@@ -121,9 +138,8 @@ def estimate(
         parameters=sum(weight.numel for weight in plan.weights if weight.trainable),
         verdict=verdict(plan, device, gpu, sure=rehearsal is not None and rehearsal.sure),
         whole=not uncounted(plan) and (not plan.model.module.factory or (rehearsal is not None and rehearsal.sure)),
-        assumptions=tuple(
-            assumptions(plan, reserved, stage=stage, in_blocks=in_blocks, host=host, rehearsal=rehearsal)
-        ),
+        doubts=tuple(doubts(plan, rehearsal)),
+        taken=tuple(assumptions(plan, reserved, stage=stage, in_blocks=in_blocks, host=host, rehearsal=rehearsal)),
         held=held,
     )
 
@@ -135,7 +151,7 @@ def with_workspaces(plan: Plan, timeline: Timeline) -> Timeline:
     return Timeline(
         names=(*timeline.names, *(name for name, _ in held)),
         ident=np.concatenate([np.arange(first, first + count), timeline.ident]).astype(np.int64),
-        category=np.concatenate([np.full(count, CATEGORIES.index("temporary")), timeline.category]).astype(np.int8),
+        category=np.concatenate([np.full(count, CATEGORIES.index("workspaces")), timeline.category]).astype(np.int8),
         moment=np.concatenate([np.full(count, MOMENTS.index("start")), timeline.moment]).astype(np.int8),
         delta=np.concatenate([np.array([size for _, size in held], dtype=np.int64), timeline.delta]),
     )
@@ -187,9 +203,12 @@ def usable_bytes(plan: Plan, gpu: Gpu) -> int:
 
 
 def holding_gpus(plan: Plan, reserved: Range) -> list[tuple[Gpu, bool]]:
-    """Cards that hold it, smallest first: ``True`` for sure, ``False`` only perhaps."""
+    """Cards that hold it, smallest first: ``True`` for sure, ``False`` only perhaps; without those on which attention would be
+    computed by another kernel, which keeps more."""
     found = []
     for gpu in sorted(GPUS.values(), key=lambda gpu: gpu.usable_bytes):
+        if plan.model.heads and refusal(plan.kernel, dataclasses.replace(plan.attends, gpu=gpu)):
+            continue
         device = device_range(plan, reserved, gpu)
         if device.low <= gpu.usable_bytes:
             found.append((gpu, device.high <= gpu.usable_bytes))

@@ -13,10 +13,12 @@ from memcalc.precision import DTYPE_BYTES
 from memcalc.recorder import Storage
 from memcalc.tape import Tape
 
-__all__ = ["converted", "fused", "mixed"]
+__all__ = ["converted", "fused", "mask_bias", "mixed"]
 
 # attention.cpp, pad_last_dim<8>: flash on CUDA takes heads of so many elements.
 _PADDED_TO = 8
+# attention.cpp, preprocess_mask.
+_MASK_PADDED_TO = 16
 # mem_eff_attention/kernel_backward.h: keys of one block; with fewer blocks than this, they are split (attention_backward.cu).
 _BLOCK, _SPLITS = 64, 200
 
@@ -36,7 +38,9 @@ def converted(t: Tape, x: Tensor, name: str, shape: tuple[int, ...] | None = Non
     return t.output(name, shape or source, dtype, t.node([edge(x)], backward))
 
 
-def fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int) -> Tensor:
+def fused(
+    t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int, *, masked: bool = False
+) -> Tensor:
     """Attention that keeps q, k, v, its output and one float32 logarithm per row and head."""
     head = q.shape[-1] // heads
     if kind == "flash" and t.device == "cuda" and head % _PADDED_TO:
@@ -47,10 +51,10 @@ def fused(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads:
         )
         y = _kernel(t, q, k, v, name, kind, heads)
         return converted(t, y, f"{name} heads joined", shape=(y.shape[0], heads * head))
-    return _kernel(t, q, k, v, name, kind, heads)
+    return _kernel(t, q, k, v, name, kind, heads, masked)
 
 
-def _kernel(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int) -> Tensor:
+def _kernel(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, heads: int, masked: bool = False) -> Tensor:
     (tokens, width), keys = q.shape, k.shape[0]
     head, shapes, dtype = width // heads, [x.shape for x in (q, k, v)], q.dtype
     on_cpu, shape = t.device == "cpu", mixed(q, k, v)
@@ -72,6 +76,8 @@ def _kernel(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, head
 
     node = t.node([edge(q), edge(k), edge(v)], backward)
     t.save(node, q.storage, k.storage, v.storage)
+    if masked:
+        t.save(node, mask_bias(t, name, tokens, keys, dtype))
     rows = tokens if kind == "flash" else -(-tokens // 32) * 32
 
     def compute() -> list[Storage]:
@@ -84,6 +90,16 @@ def _kernel(t: Tape, q: Tensor, k: Tensor, v: Tensor, name: str, kind: str, head
     y, logsumexp = t.computed("attention", compute)
     t.save(node, y, logsumexp)
     return Tensor(y, shape, dtype, node)
+
+
+def mask_bias(t: Tape, name: str, tokens: int, keys: int, dtype: str) -> Storage:
+    """A mask of booleans as what is added to scores: one of each sample, as where() makes of a mask that is expanded over them
+    (attention.cpp, convert_boolean_attn_mask), on CUDA padded to rows of a multiple of 16 (pad_bias)."""
+    bias = t.allocate(f"{name} mask bias", (tokens, keys), dtype, "activations")
+    if t.device == "cuda" and keys % _MASK_PADDED_TO:
+        wide = -(-keys // _MASK_PADDED_TO) * _MASK_PADDED_TO
+        bias = t.allocate(f"{name} mask bias, padded", (tokens, wide), dtype, "activations")
+    return bias
 
 
 def _cpu_blocks(tokens: int, keys: int) -> tuple[int, int]:

@@ -242,6 +242,10 @@ def require_engine(plan: Plan) -> None:
         raise RunError(
             f"{plan.strategy} on the CPU needs a C++ compiler, and {compiler} is none; install g++ or set CXX"
         )
+    if plan.device == "cpu" and shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None:
+        raise RunError(
+            f"{plan.strategy} on the CPU needs ninja, which builds what DeepSpeed takes there: pip install ninja"
+        )
     if plan.device == "cpu" and (left := extensions.blocking()):
         raise RunError(
             f"a build of DeepSpeed's was killed and left a lock on which {plan.strategy} would wait for ever: "

@@ -87,7 +87,9 @@ def describe(
     return model
 
 
-def by_transformers(error: UnknownModelType, *, shape: tuple[int, ...] = (), tokens: int = 0) -> Model:
+def by_transformers(
+    error: UnknownModelType, *, shape: tuple[int, ...] = (), tokens: int = 0, timeout: float = TIMEOUT_SECONDS
+) -> Model:
     """The model of a ``config.json`` whose type memcalc has no row for, as transformers builds it; no code of the file runs.
 
     Raises the error itself where sizes are missing in the file, or with what to install where transformers is.
@@ -101,7 +103,7 @@ def by_transformers(error: UnknownModelType, *, shape: tuple[int, ...] = (), tok
         tokens = next((said[key] for key in _LENGTHS if isinstance(said.get(key), int)), 0)
         if not 0 < tokens <= _LONGEST:
             raise InputError(f"{error.path} does not say how long a sequence is; give --seq-len, or --input-shape")
-    return describe(error.path, shape=shape, tokens=tokens)
+    return describe(error.path, shape=shape, tokens=tokens, timeout=timeout)
 
 
 def fullest_rank(plan: Plan) -> int:

@@ -5,6 +5,7 @@ Nothing here is in ``max_memory_reserved``; nvidia-smi shows it. All of it is kn
 
 from __future__ import annotations
 
+from memcalc.coefficients import own_calibration
 from memcalc.hardware import GPUS, Bounds, Gpu
 from memcalc.plan import Plan
 from memcalc.reserved import Range
@@ -51,7 +52,10 @@ def communicators(plan: Plan) -> dict[str, int]:
 
 
 def context(plan: Plan, gpu: Gpu) -> Bounds:
-    """Bytes of the CUDA context on one card."""
+    """Bytes of the CUDA context on one card: what memcalc calibrate measured where that card is this machine's."""
+    own = own_calibration()
+    if own is not None and own.context and own.is_of("cuda", gpu.name):
+        return Bounds(own.context, own.context)
     if plan.torch_version < LAZY_SINCE and gpu.capability is not None:
         return _EAGER
     return gpu.context

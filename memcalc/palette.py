@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-__all__ = ["CATEGORY", "DARK", "LETTER", "LIGHT", "LINE", "ORDER", "SERIES", "Surface", "contrast", "luminance"]
+__all__ = ["CATEGORY", "DARK", "LETTER", "LIGHT", "ORDER", "SERIES", "Surface", "contrast", "luminance"]
 
 CATEGORY: Mapping[str, str] = MappingProxyType({
     "parameters": "#0072b2",  # blue
@@ -55,9 +55,6 @@ class Surface(NamedTuple):
 
 LIGHT = Surface("#ffffff", "#f6f7f9", "#15181d", "#525b68", "#d5dae1", "#00694c", "#7a5200", "#b3261e")
 DARK = Surface("#14171c", "#1e232b", "#eef1f5", "#aab4c2", "#3a424e", "#5fd3ac", "#f1bc4b", "#ff8f85")
-
-LINE: Mapping[str, str] = MappingProxyType({"rehearsal": "#cc79a7", "measured": "#15181d"})
-"""Curves laid over a timeline; ``measured`` takes the text's colour where the page is dark."""
 
 
 def luminance(colour: str) -> float:

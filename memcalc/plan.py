@@ -29,7 +29,7 @@ from memcalc.offload import Offload
 from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
-from memcalc.sound import check_attention, check_fields, check_world
+from memcalc.sound import check_attention, check_effects, check_fields, check_world, name_exactly
 from memcalc.spec import Weight
 from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
@@ -108,12 +108,14 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_types(self)
+        name_exactly(self)
         if self.loss.vocab_multiple > 1:  # the padded one is what all else is counted by
             vocab = -(-self.model.vocab // self.loss.vocab_multiple) * self.loss.vocab_multiple
             object.__setattr__(self, "model", dataclasses.replace(self.model, vocab=vocab))
         check_fields(self)
         check_world(self)
         check_attention(self)
+        check_effects(self)
         self.family.check(self.model, self)
         for group in self.groups:
             group.check(self)
@@ -135,6 +137,8 @@ class Plan:
             return f"with {self.strategy}"
         if self.strategy_row.one_process and self.device == "cpu":
             return f"with {self.strategy} on the CPU, where nn.DataParallel divides nothing; take ddp"
+        if 0 < self.model.window <= self.tokens:
+            return f"with {self.tokens} tokens and a sliding window of {self.model.window}"
         said: str = self.family.untrained(self.model)
         return said or next((said for group in self.groups if (said := group.untrained(self))), "")
 
@@ -175,8 +179,16 @@ class Plan:
             head=self.model.head_width,
             value=self.model.value_dim or self.model.head_width,
             dropout=self.dropout if self.family.drops_shares else 0.0,
+            masked=self.masked,
             gpu=self.gpu_row,
         )
+
+    @property
+    def masked(self) -> bool:
+        """Attention is given a mask, because the sequence is as long as the window it looks back, or longer
+        (transformers/masking_utils.py, _ignore_causal_mask_sdpa); flash-attn's own library, which is ``flash`` on CUDA when it
+        is asked for, takes the window itself."""
+        return 0 < self.model.window <= self.tokens and not (self.attention == "flash" and self.device == "cuda")
 
     @property
     def kernel(self) -> str:

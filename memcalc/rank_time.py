@@ -105,8 +105,7 @@ def _structure(key: _Key) -> Structure:
         state_bytes=_state_bytes(plan.model, plan.optimizer, _updated_dtype(plan)),
         trainable=max(each.trainable for each in stages),
         tensors=fullest.tensors,
-        one_by_one={"zero-1": "broadcast-seconds", "deepspeed-1": "hook-seconds"}.get(plan.strategy, "")
-        * (plan.ranks > 1),
+        one_by_one="broadcast-seconds" if plan.ranks > 1 and plan.strategy == "zero-1" else "",
         model_flops=model_flops(plan),
     )
 
@@ -228,7 +227,7 @@ def _hooks(plan: Plan, known: Structure, work: StageWork, v: Values) -> float:
     if plan.ranks == 1:
         return 0.0
     row = plan.strategy_row
-    if row.zero_stage is not None:  # stages 0 and 1 reduce once a step
+    if row.zero_stage is not None:  # stages 0 and 1 reduce once a step, bucket by bucket
         return work.tensors * {2: v["hook-seconds"], 3: v["fetch-seconds"]}.get(row.zero_stage, 0.0)
     if not row.backend.startswith("fsdp"):
         return 0.0
@@ -247,7 +246,7 @@ def update(plan: Plan, known: Structure, b: Any, a: Any, hardware: Hardware, v: 
     fused = plan.optimizer_kind == "fused" or strategy.engine != "torch"
     passes = 1.0 if fused else v["unfused-passes"]
     if plan.offload.optimizer == "none":
-        host = known.tensors * v["cpu-launch-seconds" if plan.device == "cpu" else "launch-seconds"]
+        host = known.tensors * v["cpu-launch-seconds"]  # nothing but the operation itself
         stepping = max(touched * passes / hardware.memory_bandwidth, host)
     else:
         everyone = mine * known.neighbours  # ranks of a machine share its cores and its memory

@@ -103,7 +103,7 @@ CATEGORIES_BY_FRAME = (
     CategoryRow("megatron/core/optimizer/", "", "optimizer", "temporary"),
     CategoryRow("torch/utils/checkpoint.py", "unpack_hook|recompute_fn|backward", "activations", "activations"),
     CategoryRow("torch/utils/data/", "", "inputs", "inputs"),
-    CategoryRow("", r"at::cuda::.*(Workspace|CurrentCUDABlas).*", "buffers", "buffers"),
+    CategoryRow("", r"at::cuda::.*(Workspace|CurrentCUDABlas).*", "workspaces", "workspaces"),
 )  # fmt: skip
 """The first row that fits the innermost frame that any fits."""
 

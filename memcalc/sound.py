@@ -2,21 +2,77 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import dataclasses
+from typing import TYPE_CHECKING, Any
 
-from memcalc.errors import PlanError, UnknownNameError
+from memcalc.catalog import Catalog
+from memcalc.errors import PlanError, UnknownNameError, shorten
+from memcalc.hardware import GPUS
 from memcalc.kernels import chosen, refusal
-from memcalc.optimizers import KINDS
+from memcalc.models import FAMILIES, Model
+from memcalc.optimizers import KINDS, OPTIMIZERS
+from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["ATTENTIONS", "DEVICES", "LOSSES", "check_attention", "check_fields", "check_world"]
+__all__ = [
+    "ATTENTIONS", "DEVICES", "LOSSES", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly",
+]  # fmt: skip
 
 DEVICES = ("cuda", "cpu")
 LOSSES = ("float32", "logits")
 ATTENTIONS = ("auto", "flash", "efficient", "math", "eager")
+
+_CATALOGS: dict[str, Catalog[Any]] = {
+    "strategy": STRATEGIES, "precision": PRECISIONS, "optimizer": OPTIMIZERS, "gpu": GPUS,
+}  # fmt: skip
+
+# By field of a model: the families that read it. Any other would be told something that nobody hears.
+_READ_BY = {
+    "head": ("bert", "vit", "clip"),
+    "vision": ("llava",),
+    "vision_layers": ("llava",),
+    "class_place": ("llava",),
+    "module": ("module", "token-module"),
+    "parameters": ("size",),
+    "layer_bytes": ("size",),
+}
+# trainers/models/module.py, loss_kind, and what a module returns itself.
+_LOSSES_OF_MODULES = ("", "own", "cross-entropy", "mean-square", "mean-square of the output")
+
+
+def name_exactly(plan: Plan) -> None:
+    """Names as the catalogs have them, whatever case, spaces or alias they were given in: code compares them as they are."""
+    for field, catalog in _CATALOGS.items():
+        said = getattr(plan, field)
+        if said is not None and (exact := catalog[said].name) != said:
+            object.__setattr__(plan, field, exact)
+    if (model := _named_exactly(plan.model)) is not plan.model:
+        object.__setattr__(plan, "model", model)
+
+
+def _named_exactly(model: Model) -> Model:
+    vision = _named_exactly(model.vision) if model.vision is not None else None
+    family = FAMILIES[model.family].name
+    if (family, vision) == (model.family, model.vision):
+        return model
+    return dataclasses.replace(model, family=family, vision=vision)
+
+
+def check_effects(plan: Plan) -> None:
+    """No field of the model says something that its family does not read."""
+    model = plan.model
+    defaults = {field.name: field.default for field in dataclasses.fields(model)}
+    for field, families in _READ_BY.items():
+        if model.family not in families and getattr(model, field) != defaults[field]:
+            raise PlanError(f"model {model.name}: {field} says nothing of the family {model.family}; leave it out")
+    module = model.module
+    if module.loss not in _LOSSES_OF_MODULES:
+        raise UnknownNameError(f"model {model.name}: loss", module.loss, [name for name in _LOSSES_OF_MODULES if name])
+    if module.wrap and not model.layers:
+        raise PlanError(f"model {model.name}: wrap {shorten(module.wrap)}, but none of its weights is of a block")
 
 
 def check_fields(plan: Plan) -> None:
@@ -38,9 +94,7 @@ def check_fields(plan: Plan) -> None:
             raise UnknownNameError(field.replace("_", " "), getattr(plan, field), known)
     if plan.torch_version < (1, 10):
         raise PlanError(f"torch {plan.torch} is older than 1.10, the oldest version memcalc knows")
-    # Looking a name up refuses an unknown one.
-    _ = plan.strategy_row, plan.precision_row, plan.optimizer_row, plan.gpu_row, plan.family
-    _ = plan.allocator_options
+    _ = plan.allocator_options  # reading them refuses what cannot be read
     if plan.optimizer_kind not in plan.optimizer_row.kinds:
         kinds = ", ".join(plan.optimizer_row.kinds)
         raise PlanError(f"{plan.optimizer} has no {plan.optimizer_kind} form; it has: {kinds}")

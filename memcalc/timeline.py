@@ -20,8 +20,10 @@ __all__ = ["BEFORE", "CATEGORIES", "LARGEST", "MOMENTS", "TOO_LARGE", "Peak", "S
 MOMENTS = ("init", "start", "forward", "loss", "backward", "step", "resume")
 BEFORE = ("init", "resume")
 """Moments before the first step; what is allocated in them is freed before it, or lives on through all steps."""
+# ``workspaces`` are what libraries keep for the whole run, such as cuBLAS. A new one stands last: files of runs hold places.
 CATEGORIES = (
     "parameters", "gradients", "optimizer", "activations", "inputs", "communication", "temporary", "buffers",
+    "workspaces",
 )  # fmt: skip
 
 # All tensors of a step together; half of what int64 holds, so that no running sum can wrap around.

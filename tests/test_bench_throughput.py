@@ -188,7 +188,9 @@ def test_words_for_links(words: str, inside: float | None, between: float | None
     if between is None:
         assert found.hardware.link == plain.hardware.link
     else:
-        reached = published()["staged-network-efficiency" if re.search("Omni-Path|Ethernet", words) else "node-efficiency"]
+        reached = published()[
+            "staged-network-efficiency" if re.search("Omni-Path|Ethernet", words) else "node-efficiency"
+        ]
         assert found.hardware.link == pytest.approx(reached * between)
     stated = any("network between nodes is not stated" in sentence for sentence in found.assumptions)
     assert stated is (between is None)

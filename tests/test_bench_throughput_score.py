@@ -194,14 +194,14 @@ def test_the_order_of_published_runs_is_not_lost() -> None:
     """Today's figures, rounded to the worse side; the goals are 85 %, 5 %, 15 % and 15 %."""
     found = table().summary
     assert found.pairs >= 228
-    assert (found.pairs_right_pct or 0) >= 86
+    assert (found.pairs_right_pct or 0) >= 86.8
     assert (found.median_regret_pct, found.p90_regret_pct or 99) <= (0.0, 6.5)
     assert (found.mfu_median_error_pct or 99) <= 8
     unseen = table().half("never used")
     assert unseen.groups >= 18
     assert (unseen.pairs_right_pct or 0) >= 89
     assert (unseen.p90_regret_pct or 0.0) <= 1
-    assert (table("per_token").summary.pairs_right_pct or 0) >= 80
+    assert (table("per_token").summary.pairs_right_pct or 0) >= 90
 
 
 def test_the_page_shows_todays_tables() -> None:

@@ -95,7 +95,7 @@ def test_a_full_card_makes_the_allocator_give_its_cache_back() -> None:
     assert free.low == found.low < found.point <= capacity < free.point
     assert free.high == found.high, "what it would like to have is said all the same"
     # Where not even that is enough, what it would like to have is the point too.
-    small = estimate(dataclasses.replace(plan, gpu="t4")).reserved
+    small = estimate(dataclasses.replace(plan, gpu="rtx-3060")).reserved
     assert small == free
 
 

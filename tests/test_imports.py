@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors", "units", "files", "records", "extensions", "collector"],
     ["catalog", "palette", "plain_pickle", "rates", "hyperparameters", "snapshot_fields"],
+    ["coefficients"],
     ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
     ["replay", "allocator_history", "snapshot_origin", "snapshot_timeline", "snapshot_summary"],
@@ -68,7 +69,6 @@ LAYERS = [
     ["assumptions"],
     ["estimate"],
     [
-        "coefficients",
         "work",
         "traffic",
         "links",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import io
 import re
 import subprocess
@@ -25,11 +26,14 @@ from memcalc.palette import LETTER
 from memcalc.pictures import mpl
 from memcalc.pictures.bars import sweep_text
 from memcalc.pictures.layers import curve, layers, phases
+from memcalc.pictures.page.timeline import timeline
 from memcalc.pictures.step import of_rank, of_timeline, step
 from memcalc.pictures.sweep import sweep
 from memcalc.pictures.text import inner, step_text
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
+from memcalc.units import format_bytes
+from tests.plans import plans
 
 TINY = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2)
 Run = Callable[..., Result]
@@ -128,6 +132,19 @@ def test_text_keeps_its_width_and_shows_the_peak(width: int, height: int, gpu: s
         assert column[0] in LETTER.values(), "without a card the peak reaches the top"
     coloured = step_text(figure, width, height, colours=True)
     assert re.sub("\033\\[[0-9;]*m", "", coloured) == re.sub("\033\\[[0-9;]*m", "", text)
+
+
+@given(plans(), st.integers(20, 400))
+@settings(max_examples=25)
+def test_any_plan_can_be_drawn(plan: Plan, columns: int) -> None:
+    """Pipelines, whole models before sharding, models known by their size: each has a figure, an SVG and words."""
+    figure = step(estimate(plan), columns)
+    peak = figure.estimate.peak
+    assert figure.layers.total[figure.layers.peak] == peak.bytes <= figure.largest <= figure.top
+    assert step_text(figure, columns + 12).count("\n") > 20
+    svg = timeline(figure)
+    assert svg.count("<polygon") == len(figure.categories) and "nan" not in svg
+    assert format_bytes(peak.bytes) in figure.text() and figure.text() in html.unescape(svg)
 
 
 def test_a_capacity_far_above_is_named_and_one_near_is_drawn() -> None:

@@ -155,7 +155,8 @@ def test_the_page_shows_how_it_is_made_again(run: Run, tmp_path: Path) -> None:
     words = ["report", "gpt2-tiny", "--gpu", "t4", "--batch-size", "2", "-o", "a b.html"]
     result = run(*words)
     assert result.exit_code == 0, result.output
-    assert result.output.startswith("a b.html: peak ") and "open it in a browser" in result.output
+    assert result.stdout.startswith("a b.html: peak ") and "open it in a browser" in result.stdout
+    assert result.stderr == "memcalc: looks for other plans that fit\n"
     text = (tmp_path / "a b.html").read_text(encoding="utf-8")
     assert shlex.join(["memcalc", *words]) in html.unescape(text)
     plan = html.unescape(re.findall(r'<code id="plan">(.*?)</code>', text, re.DOTALL)[0])

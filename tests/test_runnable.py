@@ -108,6 +108,10 @@ def test_deepspeed_is_looked_for_and_so_is_a_compiler(monkeypatch: pytest.Monkey
     with pytest.raises(RunError, match="on the CPU needs a C\\+\\+ compiler, and no-such-compiler is none"):
         require_engine(ZERO)
     require_engine(replace(ZERO, device="cuda"))
+    missing(monkeypatch, "ninja")
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "ninja" else name)
+    with pytest.raises(RunError, match="on the CPU needs ninja, .*: pip install ninja$"):
+        require_engine(ZERO)
 
 
 @pytest.mark.parametrize(

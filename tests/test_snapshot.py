@@ -72,7 +72,7 @@ ROWS = [
     ([(f"{TORCH}/nn/parallel/distributed.py", 1, "_ddp_init_helper"), (f"{TORCH}/nn/parallel/distributed.py", 1, "__init__")], "init", "communication", "communication"),
     ([("??", 0, "c10d::Reducer::initialize_buckets(std::vector<long>)"), (f"{TORCH}/nn/parallel/distributed.py", 1, "__init__")], "init", "communication", "communication"),
     ([("??", 0, "at::native::mm(at::Tensor)"), ("??", 0, "torch::autograd::Engine::thread_main(std::shared_ptr<x>)")], "backward", "gradients", "temporary"),
-    ([("??", 0, "at::cuda::getCurrentCUDABlasHandle()"), CALLS], "forward", "buffers", "buffers"),
+    ([("??", 0, "at::cuda::getCurrentCUDABlasHandle()"), CALLS], "forward", "workspaces", "workspaces"),
     ([(f"{TORCH}/nn/utils/clip_grad.py", 1, "clip_grad_norm_"), ("t.py", 1, "main")], "step", "temporary", "temporary"),
     ([(f"{TORCH}/optim/sgd.py", 1, "_multi_tensor_sgd"), (f"{TORCH}/optim/sgd.py", 1, "step")], "step", "optimizer", "temporary"),
     ([(f"{TORCH}/optim/optimizer.py", 1, "load_state_dict"), ("t.py", 1, "main")], "resume", "optimizer", "optimizer"),

@@ -22,8 +22,8 @@ from memcalc.files import write_text
 
 __all__ = ["measure"]
 
-TRIES = 7
-WIDTHS = {"cpu": (64, 128, 256, 512, 1024), "cuda": (256, 512, 1024, 2048, 4096, 8192)}
+TRIES = 5
+WIDTHS = {"cpu": (64, 256, 1024), "cuda": (256, 512, 1024, 2048, 4096, 8192)}
 DTYPES = {"cpu": ("float32", "bfloat16"), "cuda": ("float32", "bfloat16", "float16")}
 COPIED = {"cpu": 128 * 2**20, "cuda": 2**30}
 REDUCED = (2**10, 2**20, 25 * 2**20, 100 * 2**20)
@@ -76,7 +76,7 @@ def _wait(device: torch.device) -> None:
 def _product(device: torch.device, dtype: str, width: int) -> float:
     a, b = (torch.randn(width, width, device=device).to(getattr(torch, dtype)) for _ in range(2))
     flops = 2 * width**3
-    repeat = max(1, min(1000, int(2e9 // flops))) if device.type == "cpu" else max(1, min(200, int(1e13 // flops)))
+    repeat = max(1, min(1000, int(5e8 // flops))) if device.type == "cpu" else max(1, min(200, int(1e13 // flops)))
     return flops / _seconds(device, lambda: a @ b, repeat)
 
 

@@ -82,10 +82,17 @@ def from_config(path: Path) -> Callable[[], nn.Module]:
                 f"{path}: this model_type is known to transformers only: pip install transformers"
             ) from None
         config = _config(said, path)
-    names = [name for name in said.get("architectures") or () if isinstance(name, str)]
+    architectures = said.get("architectures")
+    names = [name for name in architectures if isinstance(name, str)] if isinstance(architectures, list) else []
     named = next(
         (getattr(transformers, name) for name in names if isinstance(getattr(transformers, name, None), type)), None
     )
+    if named is None and type(config) not in getattr(transformers, _AUTO)._model_mapping:
+        known = _heads(said["model_type"])
+        raise InputError(
+            f"{path}: model_type {said['model_type']} is no language model, and architectures names none of transformers' "
+            f"classes; name one there{f', such as {known[0]}' if known else ''}, or a factory with --module"
+        )
 
     def factory() -> nn.Module:
         with offline():
@@ -96,6 +103,20 @@ def from_config(path: Path) -> Callable[[], nn.Module]:
         return module
 
     return factory
+
+
+def _heads(kind: str) -> list[str]:
+    """Classes of transformers that train a model of a type, those with a head first."""
+    from transformers.models.auto import modeling_auto
+
+    found = [
+        name
+        for mapping, names in vars(modeling_auto).items()
+        if mapping.endswith("_MAPPING_NAMES")
+        for name in [names.get(kind)]
+        if isinstance(name, str)
+    ]
+    return sorted(dict.fromkeys(found), key=lambda name: "For" not in name)
 
 
 def _plain(said: Any, path: str, key: str = "") -> Any:

@@ -4,7 +4,8 @@ What is made small is a sum of squares, of outliers by Huber's loss: of the loga
 a clock can be compared, of how far that differs within a group of competing plans, and of how far a coefficient is from
 where it began, of which its bounds are two standard deviations. Each source counts as the square root of its rows, so that
 one of two hundred does not outvote ten of five. The search is Gauss and Newton's on logarithms, within the bounds, with
-steps halved until they help (Nocedal and Wright 2006, Numerical Optimization, section 10.3).
+steps shortened by Levenberg and Marquardt's damping until they help (Nocedal and Wright 2006, Numerical Optimization,
+section 10.3).
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ HUBER = 1.5
 cannot know."""
 NOISE = 0.1
 """Standard deviation of a residual beside a coefficient's: published numbers of one layout differ by 3 to 10 %."""
-ROUNDS = 8
-SMALL = 0.02
-"""Step of the logarithm for a derivative."""
+ROUNDS = 12
+SMALL = 0.05
+"""Step of the logarithm for a derivative: across the kinks where one of two times becomes the longer one."""
+DAMPINGS = (0.0, 1.0, 3.0, 10.0, 30.0)
 
 
 HALVES = (CALIBRATION, "never used")
@@ -169,9 +171,10 @@ def fit(
         weight = np.sqrt(trust(size))
         matrix = np.vstack([residuals(found, slopes) * weight[:, None], np.diag(1 / deviation)])
         target = -np.concatenate([size * weight, (x - origin) / deviation])
-        step = np.linalg.lstsq(matrix, target, rcond=None)[0]
-        for part in (1.0, 0.5, 0.25, 0.125):
-            tried = np.clip(x + part * step, low, high)
+        for damping in DAMPINGS:
+            held = np.vstack([matrix, np.diag(damping / deviation)])
+            step = np.linalg.lstsq(held, np.concatenate([target, np.zeros(len(free))]), rcond=None)[0]
+            tried = np.clip(x + step, low, high)
             each = timed(tried)
             if (reached := loss(tried, each)) < best:
                 break

@@ -62,10 +62,12 @@ SLOW = 2000
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
 @option("The answer", "--explain", is_flag=True,
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
+@option("The answer", "--assumptions", "whole", is_flag=True,
+        help="Also show all that is taken for granted, not only what could make the numbers wrong (json: always).")  # fmt: skip
 @option("The answer", "--check", is_flag=True, help="Exit with 1 when the plan does not fit on --gpu.")
 def command(
     plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
-    check: bool, **words: Any,
+    whole: bool, check: bool, **words: Any,
 ) -> None:  # fmt: skip
     """Predict the peak memory of a training run on its fullest GPU.
 
@@ -93,7 +95,7 @@ def command(
     elif format == "json":
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        click.echo(summary(found, format))
+        click.echo(summary(found, format, whole=whole))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
     if check and plan.gpu_row is not None and found.verdict == "does-not-fit":

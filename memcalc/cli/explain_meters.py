@@ -57,9 +57,14 @@ def command(
 ) -> None:
     """Take apart what a GPU's meters show: tensors, torch's cache, and what is not torch's.
 
-    Give at least two meters, each read over the same run.
+    Give at least two meters, each read over the same run; or a recorded history, which has three of them.
     """
     notes: tuple[str, ...] = ()
+    if history is None and sum(size is not None for size in (allocated, active, reserved, device)) < 2:
+        raise InputError(
+            "give at least two of --allocated, --active, --reserved and --device, read over the same run, or --history FILE, "
+            "which torch.cuda.memory._dump_snapshot writes; such as: memcalc explain-meters --allocated 12.1GiB --reserved 14.3GiB"
+        )
     if history is not None:
         given = {"allocated": allocated, "active": active, "reserved": reserved}
         if doubled := [f"--{name}" for name, size in given.items() if size is not None]:

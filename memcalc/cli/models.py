@@ -38,9 +38,9 @@ def build_model(words: Words) -> Model:
     words = given(words)
     if "module" in words:
         return _own(words)
-    for only in ("sample", "wrap", "module_timeout"):
+    for only in ("sample", "wrap"):
         if only in words:
-            raise InputError(f"--{only.replace('_', '-')} is for a module of your own; give --module FILE:NAME")
+            raise InputError(f"--{only} is for a module of your own; give --module FILE:NAME")
     if "features" in words:
         words["shape"], words["features"] = words["features"], prod(words["features"])
     name, parameters = words.get("model"), words.get("parameters")
@@ -48,6 +48,11 @@ def build_model(words: Words) -> Model:
         both = f"not both the model {name} and --params" if name else f"one of: {', '.join(MODELS)}; or --params COUNT"
         raise InputError(f"give a model, {both}")
     base = _read(name, words) if name else _sized(int(parameters or 0))
+    if "module_timeout" in words and not base.module.factory:
+        raise InputError(
+            "--module-timeout is for code that is run: a module of your own (--module FILE:NAME), or a config.json that "
+            f"only transformers knows; {base.name} runs none"
+        )
     changes = {field: words[field] for field in _RESHAPE if field in words}
     for field in changes:
         if not (getattr(base, field) or (name is None and field in _SIZE_KNOWS)):
@@ -92,9 +97,14 @@ def _read(name: str | Path | HfModel, words: Mapping[str, Any]) -> Model:
     try:
         return read_model(name)
     except UnknownModelType as error:
-        from memcalc.module import by_transformers
+        from memcalc.module import TIMEOUT_SECONDS, by_transformers
 
-        return by_transformers(error, shape=words.get("shape", ()), tokens=words.get("tokens", 0))
+        return by_transformers(
+            error,
+            shape=words.get("shape", ()),
+            tokens=words.get("tokens", 0),
+            timeout=words.get("module_timeout", TIMEOUT_SECONDS),
+        )
 
 
 def _sized(parameters: int) -> Model:

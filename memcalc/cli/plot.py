@@ -25,6 +25,8 @@ __all__ = ["command"]
 AGAINST = ("micro-batch", "seq-len", "gpus")
 FORMATS = ("text", "csv", "json")
 THEMES = ("light", "dark")
+MOST_VALUES = 64
+"""Of --values: points that a figure has room for."""
 EXAMPLES = """\b
 Examples:
   memcalc plot gpt2 --batch-size 8 --precision amp-bf16 --gpu a100-80gb
@@ -36,6 +38,7 @@ Examples:
 
 PNG and SVG need matplotlib: pip install 'matplotlib>=3.8'. The text needs nothing.
 """
+POINT = ("strategy", "against", "value", "peak_bytes", "device_low_bytes", "device_high_bytes", "verdict")
 _P = "The picture"
 
 
@@ -161,9 +164,6 @@ def _events(found: Subject, format: str) -> str:
     return render(rows, ("moment", "name", "category", "bytes", "allocated_bytes"), format)
 
 
-POINT = ("strategy", "against", "value", "peak_bytes", "device_low_bytes", "device_high_bytes", "verdict")
-
-
 def _points(found: Sweep) -> list[tuple[object, ...]]:
     return [
         (line.strategy, found.against, point.value, point.peak, point.low, point.high, point.verdict)
@@ -184,6 +184,3 @@ def _sweep(found: Subject, against: str, strategies: tuple[str, ...], values: st
         if line.left_out:
             click.echo(f"memcalc: left out: {printable(line.left_out)}", err=True)
     return made
-
-
-MOST_VALUES = 64

@@ -58,6 +58,7 @@ def command(config: Path | None, scale: int | None, out: Path | None, rehearse: 
     if found.rank is not None:
         curves.append(of_rank(found.estimate, found.rank, COLUMNS))
     plan = found.estimate.plan
+    click.echo("memcalc: looks for other plans that fit", err=True)
     made = page(
         Report(
             figure=step(found.estimate, COLUMNS, tuple(curves)),

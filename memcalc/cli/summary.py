@@ -32,11 +32,16 @@ _ON_CPU = {
     "device": "device (the same: no GPU)",
     "host": "host (RAM of the tensors)",
 }
+_NAMED = 4
+"""Cards that are named of those that hold a plan."""
 _STATES = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
 
 
-def summary(found: Estimate, format: str) -> str:
-    """The whole estimate as a table, Markdown or CSV (the last in plain bytes and without the remarks)."""
+def summary(found: Estimate, format: str, *, whole: bool = False) -> str:
+    """The whole estimate as a table, Markdown or CSV (the last in plain bytes and without the remarks).
+
+    Below it stands what could make it wrong; what else it takes for granted is only counted unless ``whole``.
+    """
     rows = list(_rows(found))
     if format == "csv":
         return render(rows, ["group", "what", "low_bytes", "high_bytes"], "csv")
@@ -49,7 +54,8 @@ def summary(found: Estimate, format: str) -> str:
     mark = "- " if format == "markdown" else "  "
     verdict = printable(_verdict(found))
     remarks = [mark + (verdict if format == "markdown" else coloured(verdict, found.verdict))]
-    remarks += [mark + printable(line) for line in (*_cards(found), *found.assumptions)]
+    lines = [*_cards(found), *found.doubts, *(found.taken if whole else _folded(found))]
+    remarks += [mark + printable(line) for line in lines]
     return "\n".join([_title(found, format), "", table, "", *remarks])
 
 
@@ -64,7 +70,26 @@ def _title(found: Estimate, format: str) -> str:
     what = f"{plan.model.name if plan.model.name == count else f'{plan.model.name}: {count}'}, {recipe}"
     first = printable(f"peak {format_both(peak.bytes)} in the moment {peak.moment}")
     title = f"**{first}**" if format == "markdown" else heading(first)
-    return f"{title}\n{printable(what)}"
+    return "\n".join([title, printable(what), *map(printable, _batch(plan))])
+
+
+def _folded(found: Estimate) -> list[str]:
+    many = len(found.taken)
+    return [f"{many} more sentences say what is taken for granted: --assumptions"] if many else []
+
+
+def _batch(plan: Plan) -> list[str]:
+    """How many samples a step takes, and how long they are; nothing for a model known by its size alone."""
+    if not plan.micro_batch:
+        return []
+    parts = [f"micro batch {plan.micro_batch}"]
+    if plan.accumulation > 1:
+        parts.append(f"accumulation {plan.accumulation}")
+    if plan.data_parallel > 1:
+        parts.append(f"{plan.data_parallel} ranks")
+    samples = f"{plan.global_batch} sample{'s' * (plan.global_batch > 1)} a step"
+    each = f", {format_count(plan.tokens)} tokens each" if plan.tokens else ""
+    return [f"{' × '.join(parts)} = {samples}{each}"]
 
 
 def _parameters(found: Estimate) -> str:
@@ -84,6 +109,8 @@ def _rows(found: Estimate) -> Iterator[Row]:
         most = max(found.timeline.at_moment(moment, category) for moment in MOMENTS)
         if most:
             yield "on top, at most", category, most, most
+    if kept := found.timeline.at_moment("step", "workspaces"):
+        yield "on top, at most", "cuBLAS workspaces, kept from the first product on", kept, kept
     in_step = found.timeline.at_moment("step", "temporary")
     if in_step:
         what = "temporary list" if found.plan.optimizer_kind == "foreach" else "temporaries"
@@ -132,8 +159,14 @@ def _cards(found: Estimate) -> list[str]:
     perhaps = [gpu.name for gpu, for_sure in cards if not for_sure]
     known = activations_known(found.plan) or bool(found.plan.model.module.factory)  # a rehearsal counted a module's
     far = " as far as it is counted" * (not known) + ", even undivided" * bool(undivided(found.plan))
-    lines = [f"GPUs that hold it{far}: {', '.join(sure) or 'none of the catalog'}"]
-    return [*lines, f"GPUs that perhaps hold it: {', '.join(perhaps)}"] if perhaps else lines
+    lines = [f"GPUs that hold it{far}: {_few(sure) or 'none of the catalog'}"]
+    return [*lines, f"GPUs that perhaps hold it: {_few(perhaps)}"] if perhaps else lines
+
+
+def _few(names: list[str]) -> str:
+    """The smallest, and how many there are besides."""
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} larger" if more > 0 else "")
 
 
 def explanation(plan: Plan, format: str, rehearsal: Timeline | None = None) -> str:

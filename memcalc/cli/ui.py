@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -45,15 +46,13 @@ def command(port: int, no_open: bool) -> None:
         raise InputError(f"--port {port} must be at most {_MOST}")
     from memcalc.ui.server import Server
 
-    with Server(port) as server:
+    with contextlib.suppress(KeyboardInterrupt), Server(port) as server:
         signal.signal(signal.SIGTERM, _stop)
         click.echo(f"memcalc: {server.address} (Ctrl-C ends it)")
         if not no_open:
             _open(server.address)
-        try:
-            server.serve_forever(poll_interval=0.1)
-        except KeyboardInterrupt:
-            click.echo("memcalc: ended", err=True)
+        server.serve_forever(poll_interval=0.1)
+    click.echo("memcalc: ended", err=True)
 
 
 def _stop(*_: Any) -> None:

@@ -6,14 +6,13 @@ utils/dataclasses.py (FullyShardedDataParallelPlugin, DeepSpeedPlugin).
 
 from __future__ import annotations
 
-from memcalc.configs.keys import Key, Table, neutral, plan, refused, training
+from memcalc.configs.keys import SAVES, Key, Table, neutral, plan, refused, training
 
 __all__ = ["TABLE"]
 
 _FSDP, _ZERO, _PARALLEL = "fsdp_config", "deepspeed_config", "parallelism_config"
 _MEETING = "says where the processes of several machines meet"
 _TPU = "is for TPUs"
-_SAVES = "says how checkpoints are written or read"
 _LAUNCHER = "says which launcher starts DeepSpeed on several machines"
 _NAMES = "FULL_SHARD|SHARD_GRAD_OP|NO_SHARD|HYBRID_SHARD|HYBRID_SHARD_ZERO2"
 _NUMBERS = "|1|2|3|4|5"
@@ -87,7 +86,7 @@ TABLE: Table = {
     f"{_FSDP}.fsdp_use_orig_params": plan("fsdp.original_parameters", "flag"),
     f"{_FSDP}.fsdp_activation_checkpointing": plan("checkpoint_every: true is 1, each block", "flag"),
     f"{_FSDP}.fsdp_activation_checkpointing_offload": refused("moves inputs of blocks to the CPU; leave it out", False),
-    f"{_FSDP}.fsdp_state_dict_type": neutral(_SAVES),
+    f"{_FSDP}.fsdp_state_dict_type": neutral(SAVES),
     f"{_FSDP}.fsdp_cpu_ram_efficient_loading": neutral("how the first weights are read"),
     f"{_FSDP}.fsdp_sync_module_states": neutral("how the first weights are spread"),
     f"{_FSDP}.fsdp_ignored_modules": refused("leaves modules undivided; leave it out"),
@@ -101,7 +100,7 @@ TABLE: Table = {
     f"{_ZERO}.offload_optimizer_nvme_path": neutral("where on a disk"),
     f"{_ZERO}.offload_param_nvme_path": neutral("where on a disk"),
     f"{_ZERO}.zero3_init_flag": plan("startup.build, in stage 3", "flag"),
-    f"{_ZERO}.zero3_save_16bit_model": neutral(_SAVES),
+    f"{_ZERO}.zero3_save_16bit_model": neutral(SAVES),
     f"{_ZERO}.deepspeed_moe_layer_cls_names": neutral("which modules stage 3 gathers as one"),
     f"{_ZERO}.deepspeed_multinode_launcher": neutral(_LAUNCHER),
     f"{_ZERO}.deepspeed_hostfile": neutral(_LAUNCHER),

@@ -9,7 +9,7 @@ from memcalc.configs import deepspeed_json
 from memcalc.configs.accelerate_layout import read_layout
 from memcalc.configs.accelerate_table import TABLE
 from memcalc.configs.batch import Batch
-from memcalc.configs.keys import AUTO, Checked, check
+from memcalc.configs.keys import AUTO, SAVES, Checked, check
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.configs.text import parse
 from memcalc.errors import FileError, UnknownNameError
@@ -180,7 +180,8 @@ def _deepspeed(found: Checked, name: str, fields: dict[str, Any], world: int | N
     strategy = inner.fields["strategy"]
     if strategy == "deepspeed-3" and block.get("zero3_init_flag") is False:
         fields["startup.build"] = "whole"
-    notes = (*found.notes, *(note for note in inner.notes if own or "no matter of memory" not in note))
+    unsaid = ("no matter of memory", SAVES)
+    notes = (*found.notes, *(note for note in inner.notes if own or not any(words in note for words in unsaid)))
     return LaunchFile(
         name=name, format="accelerate", fields={**inner.fields, **fields}, world=world, batch=inner.batch,
         batch_autos=inner.batch_autos, training=inner.training, notes=notes,

@@ -6,7 +6,7 @@ runtime/zero/offload_config.py, runtime/precision_config.py, runtime/lr_schedule
 
 from __future__ import annotations
 
-from memcalc.configs.keys import Key, Table, neutral, plan, refused, training
+from memcalc.configs.keys import SAVES, Key, Table, neutral, plan, refused, training
 
 __all__ = ["TABLE"]
 
@@ -17,7 +17,6 @@ _ZERO, _OPTIMIZER, _PARAM = (
 )
 _SCHEDULE, _PLACES = "scheduler.params", "none|cpu|nvme"
 _PRINTS = "only prints or profiles"
-_SAVES = "says how checkpoints are written or read"
 _REMOVED = "was removed from DeepSpeed, which refuses it; leave it out"
 _UNCOUNTED = "changes what DeepSpeed holds in a way memcalc does not count; leave it out"
 _MOMENTUM = "memcalc's runs leave momentum as it is"
@@ -56,7 +55,7 @@ TABLE: Table = {
     "vocabulary_size": neutral("DeepSpeed only warns of it", "whole"),
     "dataloader_drop_last": neutral("what happens to the last samples of an epoch", "flag"),
     "data_efficiency": neutral("which samples come in which order"),
-    "checkpoint": neutral(_SAVES),
+    "checkpoint": neutral(SAVES),
     "data_types": _block(),
     "data_types.grad_accum_dtype": plan(
         "deepspeed.grad_accum_dtype",
@@ -111,11 +110,11 @@ TABLE: Table = {
     f"{_ZERO}.allgather_partitions": neutral("gathers, or broadcasts part by part", "flag"),
     f"{_ZERO}.use_multi_rank_bucket_allreduce": neutral("messages of other sizes", "flag"),
     f"{_ZERO}.compute_grad_norm": neutral("without it a float64 copy of one gradient is not made", "flag"),
-    f"{_ZERO}.load_from_fp32_weights": neutral(_SAVES, "flag"),
-    f"{_ZERO}.elastic_checkpoint": neutral(_SAVES, "flag"),
-    f"{_ZERO}.pipeline_loading_checkpoint": neutral(_SAVES, "flag"),
-    f"{_ZERO}.stage3_gather_16bit_weights_on_model_save": neutral(_SAVES, "flag"),
-    f"{_ZERO}.stage3_gather_fp16_weights_on_model_save": neutral(_SAVES, "flag"),
+    f"{_ZERO}.load_from_fp32_weights": neutral(SAVES, "flag"),
+    f"{_ZERO}.elastic_checkpoint": neutral(SAVES, "flag"),
+    f"{_ZERO}.pipeline_loading_checkpoint": neutral(SAVES, "flag"),
+    f"{_ZERO}.stage3_gather_16bit_weights_on_model_save": neutral(SAVES, "flag"),
+    f"{_ZERO}.stage3_gather_fp16_weights_on_model_save": neutral(SAVES, "flag"),
     f"{_ZERO}.ignore_unused_parameters": neutral("whether unused weights are an error", "flag"),
     f"{_ZERO}.override_module_apply": neutral("how a model is built", "flag"),
     f"{_ZERO}.log_trace_cache_warnings": neutral(_PRINTS, "flag"),
@@ -213,7 +212,7 @@ TABLE: Table = {
     "compile": refused(_UNCOUNTED, {}, {"deepcompile": False}),
     "hybrid_engine": refused("is for generation between steps; leave it out", {}, {"enabled": False}),
     "weight_quantization": refused("is for inference; leave it out"),
-    "datastates": neutral(_SAVES),
+    "datastates": neutral(SAVES),
     "amp": refused("is Apex, which DeepSpeed removed; write bf16 or fp16", {"enabled": False}),
     "nebula": refused(_REMOVED),
     "compression_training": refused(_REMOVED),

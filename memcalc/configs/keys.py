@@ -10,7 +10,7 @@ from typing import Any
 
 from memcalc.errors import LONGEST, FileError, shorten
 
-__all__ = ["AUTO", "Checked", "Key", "Table", "check", "neutral", "plan", "refused", "training"]
+__all__ = ["AUTO", "SAVES", "Checked", "Key", "Table", "check", "neutral", "plan", "refused", "training"]
 
 AUTO = "auto"
 """The value that transformers and accelerate fill in when they start."""
@@ -51,6 +51,10 @@ def training(says: str, kind: str, *, auto: bool = False) -> Key:
     return Key(role="training", kind=kind, says=says, auto=auto)
 
 
+SAVES = "says how checkpoints are written or read"
+"""Of a key that matters to memory while a run saves, and to nothing else."""
+
+
 def neutral(why: str, kind: str = "any", *, auto: bool = False, ignored: bool = False) -> Key:
     """A key that changes neither memory nor memcalc's own runs."""
     return Key(role="neutral", kind=kind, says=why, auto=auto, ignored=ignored)
@@ -80,6 +84,7 @@ def check(tree: Any, table: Table, name: str) -> Checked:
     """Hold a parsed file against the table of its format. Raises FileError for the first key that cannot be used."""
     found = Checked(values={})
     idle: list[str] = []
+    saved: list[str] = []
     for path, value in _walk(tree, table, name, found.notes, ""):
         key = table[path]
         if key.role == "refused":
@@ -90,7 +95,9 @@ def check(tree: Any, table: Table, name: str) -> Checked:
         if key.ignored:
             found.notes.append(f"{name}: {path} {key.says}")
         elif key.role == "neutral":
-            idle.append(path)
+            (saved if key.says == SAVES else idle).append(path)
+    if saved:
+        found.notes.append(f"{name}: {', '.join(saved)} {SAVES}, which is not counted")
     if idle:
         found.notes.append(f"{name}: no matter of memory, and not used by memcalc's own runs: {', '.join(idle)}")
     return found

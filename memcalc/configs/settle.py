@@ -72,8 +72,12 @@ def settle(
     batch = _merged(file.batch, said, name, notes, scale)
     if ranks is None:
         ranks = (batch.ranks() or 1) * copies
-        if ranks > 1 and STRATEGIES[fields.get("strategy", "single")].parallel:
-            notes.append(f"{name}: the batch is that of {ranks} GPUs; --gpus says otherwise")
+        if STRATEGIES[fields.get("strategy", "single")].parallel:
+            notes.append(
+                f"{name}: the batch is that of {ranks} GPUs; --gpus says otherwise"
+                if ranks > 1
+                else f"{name}: it does not say how many processes there are; one is assumed, which divides nothing: give --gpus N"
+            )
     fields["ranks"] = ranks
     _fill(fields, batch, file, model, ranks, copies, notes, said)
     return Settled(fields=fields, training=_training(file, fields, notes), notes=tuple(notes))

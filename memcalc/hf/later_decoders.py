@@ -96,6 +96,7 @@ LATER_DECODERS = [
         keys={
             **sizes(3072, 30, 24, 2, 12288, 49152, 4096, kv_null=NEEDED),
             "head_dim": count("head_dim", EVEN_WIDTH),
+            "window": count("sliding_window", None, null=None),
             "bias": flag("use_bias", True),
             "tied": flag("tie_word_embeddings", True),
             "act": text("hidden_act", "gelu_pytorch_tanh"),

@@ -38,7 +38,10 @@ def reads_tokens(model: Model, plan: Plan, *, limited: bool = True) -> None:
         raise PlanError(f"tokens {plan.tokens}: {model.name} reads tokens; give the sequence length")
     most = model.context - model.position_offset
     if limited and plan.tokens > most:
-        raise PlanError(f"{plan.tokens} tokens are more than the {most} positions of {model.name}")
+        raise PlanError(
+            f"{plan.tokens} tokens are more than the {most} positions of {model.name}; for a model with more of them: "
+            f"--context {plan.tokens + model.position_offset}"
+        )
 
 
 def reads_images(model: Model, plan: Plan) -> None:

@@ -20,6 +20,7 @@ from memcalc.models import latent
 from memcalc.models.checks import causal_mask, heads_divide, positive, reads_tokens
 from memcalc.models.decoder_weights import gated, weights
 from memcalc.models.family import Block, Family, every_token
+from memcalc.models.window import under_mask
 from memcalc.positions import positions as learned
 from memcalc.positions import rotary, rotary_tables
 from memcalc.recorder import Storage
@@ -121,7 +122,7 @@ def blocks(t: Tape, plan: Plan) -> list[Block]:
     width = rotated(plan.model)
     tables = rotary_tables(t, plan.tokens, width) if width else []
     names = [f"layers.{layer}" for layer in range(plan.model.layers)]
-    return [(name, partial(block, t, plan, tables, name)) for name in names]
+    return under_mask(t, plan, [(name, partial(block, t, plan, tables, name)) for name in names])
 
 
 def leave(t: Tape, plan: Plan, x: Tensor) -> Tensor:
@@ -198,6 +199,7 @@ def attention(t: Tape, plan: Plan, tables: list[Storage], x: Tensor, name: str) 
     x = attend(
         t, q, k, v, name, kind=plan.kernel, heads=model.heads, dropout=plan.dropout, repeat=form.grouped == "repeat",
         wide=form.softmax == "float32", softmax=form.softmax, capped="attention" in model.capped,
+        masked=plan.masked,
     )  # fmt: skip
     if model.head_major and plan.kernel == "flash":
         x = copied(t, x, f"{name} heads in order")

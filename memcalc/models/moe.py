@@ -13,6 +13,7 @@ from memcalc.models import decoder, decoder_weights
 from memcalc.models.checks import causal_mask, no_dropout, positive
 from memcalc.models.family import Block, Family
 from memcalc.models.llama import plain
+from memcalc.models.window import under_mask
 from memcalc.positions import rotary_tables
 from memcalc.recorder import Storage
 from memcalc.spec import Model, Weight
@@ -122,7 +123,7 @@ def rows(model: Model, tokens: int, weight: Weight) -> float:
 def blocks(t: Tape, plan: Plan) -> list[Block]:
     tables = rotary_tables(t, plan.tokens, decoder.rotated(plan.model))
     names = [f"layers.{layer}" for layer in range(plan.model.layers)]
-    return [(name, partial(block, t, plan, tables, name)) for name in names]
+    return under_mask(t, plan, [(name, partial(block, t, plan, tables, name)) for name in names])
 
 
 def block(t: Tape, plan: Plan, tables: list[Storage], name: str, x: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ class Replicated:
         for name, shape, dtype in self.plan.family.buffers(self.plan):
             self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
-            self.hold(name, (size,), "temporary", "uint8")
+            self.hold(name, (size,), "workspaces", "uint8")
         if not self.plan.set_to_none and not self.away:
             self.keep_gradients()
 

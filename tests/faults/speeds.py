@@ -43,4 +43,40 @@ FAULTS = [
         right="(self.fsdp.groups(self) * self.layout.optimizer_instances)",
         wrong="self.fsdp.groups(self)",
     ),
+    Fault(
+        name="every group of ranks has the whole network of its machine",
+        file="links.py",
+        right="hardware.link * min(each.near, neighbours) / neighbours",
+        wrong="hardware.link",
+    ),
+    Fault(
+        name="interleaved stages wait as long as others for a pipeline to fill",
+        file="throughput.py",
+        right='(all_of_them - slowest["micro"]) / plan.layout.chunks',
+        wrong='(all_of_them - slowest["micro"])',
+    ),
+    Fault(
+        name="gradients of weights move nothing",
+        file="rank_time.py",
+        right="2 * moved(whole, b) + moved(trained, b) + _cast",
+        wrong="2 * moved(whole, b) + _cast",
+    ),
+    Fault(
+        name="fused attention does not compute its scores again in backward",
+        file="rank_time.py",
+        right="(2.5 if fused else 2.0) * forward",
+        wrong="2.0 * forward",
+    ),
+    Fault(
+        name="coefficients are fitted on both halves of the sources",
+        file="calibrate/published.py",
+        right="row.half != half or ",
+        wrong="",
+    ),
+    Fault(
+        name="what was measured on this machine is used for every other",
+        file="coefficients.py",
+        right='return device == self.device and (device == "cpu" or (gpu is not None and gpu == self.gpu))',
+        wrong="return True",
+    ),
 ]

@@ -88,8 +88,8 @@ FAULTS = [
     Fault(
         name="keys and values are not repeated when asked",
         file="attention.py",
-        right='if k.shape[-1] != q.shape[-1] and (repeat or kind != "flash"):',
-        wrong='if k.shape[-1] != q.shape[-1] and kind != "flash":',
+        right='if k.shape[-1] != q.shape[-1] and (repeat or masked or kind != "flash"):',
+        wrong='if k.shape[-1] != q.shape[-1] and (masked or kind != "flash"):',
     ),
     Fault(
         name="capped scores keep no tanh",
@@ -228,5 +228,11 @@ FAULTS = [
         file="fused_attention.py",
         right="    grouped = k.shape[-1] < width\n",
         wrong="    grouped = False\n",
+    ),
+    Fault(
+        name="a sequence as long as its window has no mask",
+        file="plan.py",
+        right="return 0 < self.model.window <= self.tokens and",
+        wrong="return 0 < self.model.window < self.tokens and",
     ),
 ]

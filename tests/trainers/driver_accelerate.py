@@ -10,25 +10,28 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import accelerate
 import torch
-from accelerate.state import AcceleratorState, PartialState
-from accelerate.utils import DistributedType
 
 from tests.trainers import driver
 
 
-class Told(accelerate.Accelerator):
-    """Takes the plugin it was given."""
+def tell() -> None:
+    """Let every accelerator of this process take the plugin that it is given."""
+    import accelerate
+    from accelerate.state import AcceleratorState, PartialState
+    from accelerate.utils import DistributedType
 
-    def __init__(self, *, fsdp_plugin: Any = None, **settings: Any) -> None:
-        super().__init__(**settings)
-        if fsdp_plugin is not None:
-            for state in (PartialState, AcceleratorState):
-                state._shared_state["device"] = torch.device("cpu")  # cpu:0 is another one to FSDP 1
-            AcceleratorState._shared_state |= {"distributed_type": DistributedType.FSDP, "fsdp_plugin": fsdp_plugin}
+    class Told(accelerate.Accelerator):
+        def __init__(self, *, fsdp_plugin: Any = None, **settings: Any) -> None:
+            super().__init__(**settings)
+            if fsdp_plugin is not None:
+                for state in (PartialState, AcceleratorState):
+                    state._shared_state["device"] = torch.device("cpu")  # cpu:0 is another one to FSDP 1
+                AcceleratorState._shared_state |= {"distributed_type": DistributedType.FSDP, "fsdp_plugin": fsdp_plugin}
+
+    accelerate.Accelerator = Told
 
 
 if __name__ == "__main__":
-    accelerate.Accelerator = Told
+    tell()
     driver.main(Path(sys.argv[1]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +131,17 @@ def test_a_wait_for_a_builder_that_is_gone_ends(tmp_path: Path, monkeypatch: pyt
     lock.unlink()
     with watched():
         baton.wait()
+
+
+def test_ninja_is_found_beside_the_python_that_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    (tmp_path / "bin").mkdir()
+    program = tmp_path / "bin" / "ninja"
+    program.write_text("")
+    program.chmod(0o755)
+    deepspeed_build.show_ninja()
+    assert shutil.which("ninja") == str(program)
 
 
 def test_an_interrupt_of_ones_own_stays_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

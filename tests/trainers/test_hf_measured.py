@@ -63,6 +63,12 @@ LLAVA = {
 }  # fmt: skip
 
 
+DECODES: Config = {
+    "vocab_size": 300, "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "intermediate_size": 96, "max_position_embeddings": 512, "sliding_window": 100,
+}  # fmt: skip
+
+
 def words(tokens: int, most: int = 300) -> Any:
     """Tokens that are no padding, which RoBERTa's positions look for."""
     return torch.randint(3, most, (ROWS, tokens))
@@ -88,6 +94,7 @@ INPUTS: dict[str, tuple[Callable[[], Config], int]] = {
     "t5": (lambda: {"input_ids": words(64), "labels": words(64), "use_cache": False}, 64),
     "whisper": (lambda: {"input_features": torch.randn(ROWS, 16, 200), "labels": words(64), "use_cache": False}, 64),
     "llava": (seen_and_read, 128),
+    "window": (lambda: {"input_ids": words(256), "labels": words(256), "use_cache": False}, 256),
 }  # fmt: skip
 CASES: dict[str, tuple[Config, str, str, dict[str, Any]]] = {
     "bert": ({**BERT, "model_type": "bert"}, "MaskedLM", "sdpa", {}),
@@ -109,6 +116,10 @@ CASES: dict[str, tuple[Config, str, str, dict[str, Any]]] = {
     "bart": ({**MBART, "model_type": "bart"}, "t5", "eager", {}),
     "llava": ({**LLAVA, "model_type": "llava"}, "llava", "sdpa", {}),
     "llava with a frozen tower": ({**LLAVA, "model_type": "llava"}, "llava", "sdpa", {"frozen": Frozen(parts="vision")}),
+    "mistral past its window": ({**DECODES, "model_type": "mistral"}, "window", "sdpa", {}),
+    "mistral as long as its window": ({**DECODES, "model_type": "mistral", "sliding_window": 256}, "window", "sdpa", {}),
+    "mistral within its window": ({**DECODES, "model_type": "mistral", "sliding_window": 257}, "window", "sdpa", {}),
+    "starcoder2 past its window": ({**DECODES, "model_type": "starcoder2"}, "window", "sdpa", {}),
     "llava whose projector alone is trained": (
         {**LLAVA, "model_type": "llava"}, "llava", "sdpa",
         {"frozen": Frozen(parts="vision,embed_tokens,layers,norm,lm_head")},

@@ -21,7 +21,7 @@ from memcalc.plan import Plan
 from memcalc.training import Training
 from trainers import optimizers
 from trainers.backends import Prepared, device_of
-from trainers.backends.deepspeed_build import watched
+from trainers.backends.deepspeed_build import show_ninja, watched
 from trainers.backends.deepspeed_state import Masters, Saved, held
 from trainers.models import materialise
 
@@ -80,6 +80,7 @@ def load(kind: str) -> Any:
     """DeepSpeed, told which device it is for before it looks for one itself, and quiet."""
     if kind == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
+        show_ninja()
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
     try:
         import deepspeed

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import contextlib
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from pathlib import Path
 from memcalc import extensions
 from memcalc.errors import RunError
 
-__all__ = ["build", "watched"]
+__all__ = ["build", "show_ninja", "watched"]
 
 LOOK = 3.0
 """Seconds between looks at the locks; two in a row without a holder end the wait."""
@@ -27,6 +28,7 @@ LOOK = 3.0
 def build() -> None:
     """Build what runs on the CPU take. Raises RunError where that cannot be."""
     os.environ["DS_ACCELERATOR"] = "cpu"
+    show_ninja()
     try:
         from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
     except ImportError as error:
@@ -34,6 +36,13 @@ def build() -> None:
 
     with watched():
         ShareMemCommBuilder().load(verbose=False)
+
+
+def show_ninja() -> None:
+    """torch asks the PATH for ninja even where nothing is left to build; the package's stands beside this Python, which may
+    have been called without its folder on the PATH."""
+    if shutil.which("ninja") is None:
+        os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from memcalc.palette import CATEGORY
 from memcalc.pictures.page.html import Html, data, element, join
@@ -114,15 +115,15 @@ def _areas(figure: Step) -> list[Html]:
     return made
 
 
-def _steps(figure: Step, sizes: np.ndarray[Any, np.dtype[np.int64]]) -> list[str]:
-    """Corners of a line with level steps; equal neighbours share one."""
-    count = len(sizes)
-    changes = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), count]
+def _steps(figure: Step, sizes: NDArray[np.int64], first: int = 0) -> list[str]:
+    """Corners of a line with level steps, from column ``first`` on; equal neighbours share one."""
+    if not len(sizes):
+        return []
+    edges = [0, *(np.flatnonzero(np.diff(sizes)) + 1).tolist(), len(sizes)]
     return [
-        f"{x},{_y(figure, int(sizes[first]))}"
-        for first, stop in zip(changes, changes[1:], strict=False)
-        for x in (first, stop)
-        if count
+        f"{first + x},{_y(figure, int(sizes[left]))}"
+        for left, right in zip(edges, edges[1:], strict=False)
+        for x in (left, right)
     ]
 
 
@@ -131,11 +132,8 @@ def _curves(figure: Step) -> list[Html]:
     for each in figure.curves:
         if each.live is not None:
             known = int(np.flatnonzero(each.live >= 0)[0])
-            corners = [
-                f"{int(x) + known},{y}"
-                for x, y in (corner.split(",") for corner in _steps(figure, each.live[known:]))
-            ]  # fmt: skip
-            made.append(element("polyline", points=" ".join(corners), class_=f"curve {each.name}"))
+            points = " ".join(_steps(figure, each.live[known:], known))
+            made.append(element("polyline", points=points, class_=f"curve {each.name}"))
             continue
         for phase in figure.layers.phases:
             if phase.moment in each.by_moment:
