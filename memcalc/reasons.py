@@ -2,54 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
+from memcalc.checkpointing import Checkpointing
+from memcalc.choosing import Field
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["why"]
+__all__ = ["Known", "why"]
 
 # What each strategy sends in a step, which is what it costs in time.
 _SENDS = {
     "single": "one rank, so nothing is sent",
-    "ddp": "fits without dividing anything, so only gradients are sent, once a step",
-    "zero-1": "divided optimizer states; the updated weights are sent after the step",
-    "fsdp-no-shard": "fits without dividing anything; one flat gradient per block saves DDP's buckets",
-    "fsdp-shard-grad-op": "everything divided; weights are gathered once a micro batch",
-    "fsdp-full-shard": "everything divided; weights are gathered twice a micro batch",
+    "ddp": "fits without sharding anything, so there are no gathers and only gradients are sent, once a step",
+    "zero-1": "shards optimizer states only; the updated weights are sent after the step",
+    "fsdp-no-shard": "fits without sharding anything; one flat gradient per block saves DDP's buckets",
+    "fsdp-shard-grad-op": "shards everything; weights are gathered once a micro batch",
+    "fsdp-full-shard": "shards everything; weights are gathered twice a micro batch",
+    "fsdp-hybrid-shard-grad-op": "shards within groups of ranks; weights are gathered once a micro batch, within a group",
+    "fsdp-hybrid-shard": "shards within groups of ranks; weights are gathered twice a micro batch, within a group",
 }
 
 
-def why(plan: Plan, fitting: Sequence[Plan], searched: Sequence[Plan]) -> str:
-    """One sentence on a plan, given all plans of its search and those of them that fit."""
-    rank, text = _plainness(plan), _SENDS.get(plan.strategy, plan.strategy_row.summary)
-    if plan.ranks > 1 and plan.strategy_row.shards_optimizer:
-        if any(_plainness(other) < rank for other in fitting):
+class Known:
+    """What a search has found out that a reason may claim."""
+
+    def __init__(self, field: Field) -> None:
+        self.field = field
+        self.owners: dict[Plan, int] = {_open(each.plan): number for number, each in enumerate(field.structures)}
+        self.groups: dict[int, list[int]] = {}
+        for group, owner in dict(zip(field.group.tolist(), field.owner.tolist(), strict=True)).items():
+            self.groups.setdefault(owner, []).append(group)
+
+    def plainer(self, plan: Plan) -> bool | None:
+        """A plainer structure on the same ranks fits, or none does; None where not all were looked at or none is there."""
+        rank, fits = _plainness(plan), []
+        for number, each in enumerate(self.field.structures):
+            if each.plan.ranks == plan.ranks and _plainness(each.plan) < rank:
+                fits += [self._fits(group) for group in self.groups.get(number, ())]
+        if any(fits):
+            return True
+        return None if not fits or None in fits else False
+
+    def _fits(self, group: int) -> bool | None:
+        return int(self.field.fitting[group]) >= 0 if self.field.known(group) else None
+
+    def largest_without(self, plan: Plan) -> int | None:
+        """The largest micro batch that fits without checkpointing, 0 when none does; None where it is not searched."""
+        bare = replace(plan, checkpoint_every=0, checkpointing=Checkpointing(), reentrant=False)
+        owner = self.owners.get(_open(bare))
+        if owner is None:
+            return None
+        most = 0
+        for group in self.groups[owner]:
+            place = self.field.groups[group].fit()
+            most = max(most, self.field.groups[group].micro_batches[place] if place >= 0 else 0)
+        return most
+
+
+def _open(plan: Plan) -> Plan:
+    """The same with what varies in a structure set aside."""
+    return replace(plan, micro_batch=min(plan.micro_batch, 1), accumulation=1)
+
+
+def why(plan: Plan, known: Known) -> str:
+    """One sentence on a plan of a search."""
+    text = _SENDS.get(plan.strategy, plan.strategy_row.summary)
+    if plan.data_parallel == 1 and plan.ranks > 1:
+        text = "one copy of the model over all ranks, so no gradients are averaged"
+    elif plan.ranks > 1 and plan.strategy_row.shards_optimizer:
+        plainer = known.plainer(plan)
+        if plainer:
             text = f"{text}; each rank updates only its share"
-        elif any(_plainness(other) < rank for other in searched):
+        elif plainer is False:
             text = f"the plainest that fits: {text}"
-    return text + _on_checkpointing(plan, fitting, searched) + _on_batch(plan)
+    return text + _on_layout(plan) + _on_checkpointing(plan, known) + _on_forms(plan) + _on_batch(plan)
 
 
-def _plainness(plan: Plan) -> tuple[int, int]:
-    return (list(STRATEGIES).index(plan.strategy), plan.checkpoint_every)
+def _plainness(plan: Plan) -> tuple[int, int, int]:
+    return list(STRATEGIES).index(plan.strategy), plan.layout.model_parallel, plan.checkpoint_every
 
 
-def _on_checkpointing(plan: Plan, fitting: Sequence[Plan], searched: Sequence[Plan]) -> str:
+def _on_layout(plan: Plan) -> str:
+    layout, said = plan.layout, ""
+    if layout.tensor > 1:
+        said += f"; matrix products are divided over {layout.tensor} ranks, which sum activations in every block"
+    if layout.pipeline > 1:
+        said += f"; layers are divided over {layout.pipeline} stages, which wait for each other at both ends of a step"
+    return said
+
+
+def _on_checkpointing(plan: Plan, known: Known) -> str:
     if not plan.checkpoint_every:
         return "; nothing is computed twice"
-    without = max((other.micro_batch for other in fitting if _is_without(plan, other)), default=None)
-    if without is not None and plan.micro_batch > without:
+    without = known.largest_without(plan)
+    if without and plan.micro_batch > without:
         return f"; checkpointing makes room for a micro batch of {plan.micro_batch} instead of {without}"
-    if without is None and any(_is_without(plan, other) for other in searched):
+    if without == 0:
         return "; without checkpointing it does not fit"
+    if plan.checkpointing.policy == "matrix-products":
+        return "; checkpointing saves memory and computes half of the products and all between them twice"
     return "; checkpointing saves memory and computes the forward pass twice"
 
 
-def _is_without(plan: Plan, other: Plan) -> bool:
-    """The same structure without checkpointing."""
-    same = (plan.strategy, plan.ranks, plan.precision) == (other.strategy, other.ranks, other.precision)
-    return same and not other.checkpoint_every
+def _on_forms(plan: Plan) -> str:
+    said = "; the loss is taken in chunks, so that logits are never whole" if plan.loss.chunk_head else ""
+    said += "; the optimizer's step is one fused kernel, without temporaries" if plan.optimizer_kind == "fused" else ""
+    return said + ("; states wait in host memory and cross the bus every step" if plan.offload.on else "")
 
 
 def _on_batch(plan: Plan) -> str:

@@ -1,55 +1,38 @@
-"""The best plan for a job: try the candidates, drop what does not fit, order the rest by time per sample.
+"""The best plan for a job, the runner-up, the one that needs fewest GPUs, and what does not fit by which term.
 
-    Search ── candidates ──► fits? ──► order by time, ties to the simpler plan ──► Recommendation
+    Search ── structures ──► the fastest that fits, ties to the simpler ──► Recommendation
 
-One skeleton of the ledger serves all micro batches of a structure, so thousands of plans take a second.
+``memcalc/choosing.py`` finds the fastest plans that fit without a ledger for most of the others.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
+from memcalc.choosing import TIE, Field, Key, Looked, row_key
 from memcalc.errors import PlanError
-from memcalc.estimate import estimate, host_bytes
-from memcalc.hardware import GPUS
-from memcalc.ledger import ledger, peaks
-from memcalc.loss import Loss
-from memcalc.outside import outside
+from memcalc.fitting import depth_of, exactly_needed, needed_bytes, peak_of, state_bound, timeline_of
 from memcalc.plan import Plan
-from memcalc.reasons import why
-from memcalc.reserved import most_reserved
-from memcalc.search import RAM_SHARE, Search, pure_precision, search, structures
+from memcalc.reasons import Known, why
+from memcalc.search import RAM_SHARE, Search, search
 from memcalc.strategies import STRATEGIES
+from memcalc.structures import Structure, simplicity, structures
 from memcalc.throughput import StepTime, step_time
 
 __all__ = [
-    "TIE", "Candidate", "Choice", "Recommendation", "Refusal", "best", "candidates", "next_plan", "recommend", "remedies",
+    "TIE", "Candidate", "Change", "Choice", "Recommendation", "Refusal", "candidates", "needed_bytes", "next_plan", "recommend",
 ]  # fmt: skip
-
-TIE = 0.03
-"""Plans this close in predicted time count as equal: one layout measured twice differs by 2.8 % (110.48 and
-113.54 s, bigscience chronicles of tr11-176B), so a smaller lead is noise."""
 
 LESS = 0.10
 """After running out of memory the next plan has to need at least this much less than the one that failed."""
 
-LEANEST = "fsdp-full-shard"
-"""The strategy that needs least memory per rank."""
-
-MOST_GPUS = 1024
-"""GPUs that are suggested at most."""
-
-CHUNKS = 8
-"""Parts of the tokens a remedy cuts the loss into, as torchtune and torchtitan do (num_output_chunks)."""
-
 SHOWN = 12
 """Structures that do not fit of which the breaking term is worked out."""
-
-PROCESS_BYTES = 500 * 2**20
-"""RAM of a Python process before its first tensor: 300 MiB with torch, its profiler, FSDP and checkpointing
-imported (measured, CPU wheel of torch 2.13 on Linux); gloo's buffers and the batches of the data loader come on top."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,11 +55,15 @@ class Choice:
     peak: int
     needed: int
     headroom: int
-    """Bytes of the capacity left at the high end."""
+    """Bytes of what may be used that are left at the high end."""
     time: StepTime
     speed: float
     """Samples per second relative to the fastest plan that fits, at most 1."""
     reason: str
+
+    def gpu_hours(self, tokens: int) -> float:
+        """What a training of so many tokens takes, over all ranks."""
+        return tokens / self.time.tokens_per_second * self.plan.ranks / 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,72 +81,47 @@ class Refusal:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Change:
+    """A plan that is faster than the first and does not fit: how much is missing."""
+
+    plan: Plan
+    missing: int
+    """Bytes per rank."""
+    speed: float
+    """Samples per second against the first plan, above 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Recommendation:
     """The first few plans in order, and what was dropped. ``plans`` is empty when nothing fits."""
 
     search: Search
     plans: tuple[Choice, ...]
+    fewest: Choice | None
+    """The fastest plan on as few GPUs as will do, of those searched."""
+    change: Change | None
+    """What more memory would make possible; None where nothing that is looked at is faster than the first plan."""
     refused: tuple[Refusal, ...]
-    """One per structure that does not fit, the closest first."""
+    """One per row that does not fit, the closest first; of those that their states break, each strategy's leanest."""
     tried: int
-    """Candidate plans looked at."""
+    """Candidate plans that were counted."""
+    looked: Looked
 
 
 def candidates(job: Search) -> Iterator[Candidate]:
-    """Every plan of the search that makes sense, fitting or not."""
-    for plans in structures(job):
-        yield from _evaluate(plans)
+    """Every plan of the search that makes sense, fitting or not, one by one: what a search must agree with."""
+    for each in structures(job):
+        yield from (_candidate(each, index) for index in range(len(each.micro_batches)))
 
 
-def _evaluate(plans: Sequence[Plan]) -> list[Candidate]:
-    """Candidates of one structure. Rounds of accumulation after the third only repeat themselves in the ledger."""
-    found = []
-    for rounds in sorted({min(plan.accumulation, 3) for plan in plans}):
-        same = [plan for plan in plans if min(plan.accumulation, 3) == rounds]
-        for plan, peak in zip(same, peaks(same[0], [plan.micro_batch for plan in same]), strict=True):
-            found.append(Candidate(plan=plan, peak=peak, needed=needed_bytes(plan, peak), time=step_time(plan)))
-    return found
-
-
-def needed_bytes(plan: Plan, peak: int) -> int:
-    """The high end of what one rank takes: of its GPU, or on a CPU of the machine's RAM."""
-    if plan.device == "cpu":
-        return host_bytes(plan, peak) + PROCESS_BYTES
-    return most_reserved(plan, peak) + outside(plan, plan.gpu_row).high
-
-
-def replayed(found: Candidate) -> Candidate:
-    """The same with the allocator replayed, which may need more than the published share that serves the search."""
-    if found.plan.device == "cpu":
-        return found
-    return replace(found, needed=estimate(found.plan).device.high)
-
-
-def simplicity(plan: Plan) -> tuple[int, ...]:
-    """Smaller is simpler: the plainer strategy, no checkpointing, no accumulation, the smaller batch."""
-    return (
-        list(STRATEGIES).index(plan.strategy),
-        plan.ranks,
-        plan.checkpoint_every,
-        plan.accumulation,
-        plan.micro_batch,
-    )
-
-
-def best(found: Iterable[Candidate]) -> Candidate:
-    """The simplest of those within TIE of the fastest."""
-    found = list(found)
-    limit = (1 + TIE) * min(c.time.seconds_per_sample for c in found)
-    return min((c for c in found if c.time.seconds_per_sample <= limit), key=lambda c: simplicity(c.plan))
-
-
-def structure(plan: Plan) -> tuple[str, int, int, str]:
-    """What stays the same while the micro batch varies."""
-    return (plan.strategy, plan.ranks, plan.checkpoint_every, plan.precision)
+def _candidate(each: Structure, index: int) -> Candidate:
+    plan = each.at(index)
+    peak = peak_of(replace(plan, accumulation=each.rounds(index)))
+    return Candidate(plan=plan, peak=peak, needed=needed_bytes(plan, peak), time=step_time(plan))
 
 
 def recommend(base: Plan | Search, *, top: int = 5, **choices: object) -> Recommendation:
-    """The best plans of a job, one per structure; ``choices`` are those of ``search``. Raises InputError.
+    """The best plans of a job, one per row; ``choices`` are those of ``search``. Raises InputError.
 
     >>> from memcalc.models import MODELS
     >>> found = recommend(Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=8, strategy="ddp", gpu="a100-80gb"))
@@ -167,123 +129,158 @@ def recommend(base: Plan | Search, *, top: int = 5, **choices: object) -> Recomm
     ('ddp', True)
     """
     job = base if isinstance(base, Search) else search(base, **choices)  # type: ignore[arg-type]
-    found = list(candidates(job))
-    if not found:
-        raise PlanError(f"no micro batch divides global batch {job.global_batch} over {job.base.ranks} ranks")
-    left = fitting = [c for c in found if c.needed <= job.limit(c.plan)]
-    picked: list[Candidate] = []
-    while left and len(picked) < top:
-        chosen = replayed(best(left))
-        if chosen.needed > job.limit(chosen.plan):
-            fitting, left = ([c for c in part if c.plan != chosen.plan] for part in (fitting, left))
-            continue
-        picked.append(chosen)
-        left = [c for c in left if structure(c.plan) != structure(chosen.plan)]
-    works = {structure(c.plan) for c in fitting}
+    if len(set(job.offloads)) > 1:  # states that cross the bus every step are a last resort
+        without = recommend(replace(job, offloads=(False,)), top=top)
+        if without.plans:
+            return replace(without, search=job)
+        with contextlib.suppress(PlanError):  # no strategy among them can offload
+            found = recommend(replace(job, offloads=(True,)), top=top)
+            return found if found.plans else replace(without, search=job, tried=without.tried + found.tried)
+        return replace(without, search=job)
+    field = Field(job)
+    if not len(field.seconds):
+        asked = "" if job.global_batch is None else f": no micro batch divides global batch {job.global_batch}"
+        raise PlanError(f"no plan can be made of these choices{asked} over {' or '.join(map(str, job.ranks))} ranks")
+    picked = list(_picks(field, np.ones(len(field.seconds), bool), top))
+    fastest = field.fastest(np.ones(len(field.seconds), bool)) if picked else None
+    best = float("inf") if fastest is None else float(field.seconds[fastest])
+    known = Known(field)
+    few = _fewest(field) if picked else None
     return Recommendation(
         search=job,
-        plans=tuple(_choice(job, c, fitting, found) for c in picked),
-        refused=tuple(_refusals(job, [c for c in found if structure(c.plan) not in works])),
-        tried=len(found),
+        plans=tuple(_choice(field, entry, best, known) for entry in picked),
+        fewest=None if few is None else _choice(field, few, best, known),
+        change=_change(field, picked[0]) if picked else None,
+        refused=tuple(_refusals(field)),
+        tried=len(field.seconds),
+        looked=field.looked(),
     )
 
 
-def _choice(job: Search, c: Candidate, fitting: Sequence[Candidate], found: Sequence[Candidate]) -> Choice:
-    fastest = min(other.time.seconds_per_sample for other in fitting)
+def _picks(field: Field, among: NDArray[np.bool_], top: int) -> Iterator[int]:
+    """The best plans of so many rows in order. The replay of the allocator has the last word on each."""
+    tie = TIE
+    while top:
+        entry = field.pick(among, tie)
+        if entry is None:
+            return
+        if not _surely_fits(field, entry):
+            continue
+        yield entry
+        tie = 0.0  # the runner-up is the fastest of the others
+        among = among & (field.row[field.owner] != field.row[field.owner[entry]])
+        top -= 1
+
+
+def _surely_fits(field: Field, entry: int) -> bool:
+    plan = field.plan(entry)
+    if plan.device == "cpu" or exactly_needed(plan, 0) <= field.job.limit(plan):
+        return True
+    field.refuse(entry)
+    return False
+
+
+def _fewest(field: Field) -> int | None:
+    """The best plan on the fewest ranks that will do."""
+    ranks = np.array([each.plan.ranks for each in field.structures])[field.owner]
+    for count in sorted(set(field.job.ranks)):
+        entry = next(_picks(field, ranks == count, 1), None)
+        if entry is not None:
+            return entry
+    return None
+
+
+def _choice(field: Field, entry: int, fastest: float, known: Known) -> Choice:
+    plan = field.plan(entry)
+    peak, time = peak_of(plan), step_time(plan)
+    needed = exactly_needed(plan, peak)
     return Choice(
-        plan=c.plan,
-        peak=c.peak,
-        needed=c.needed,
-        headroom=job.limit(c.plan) - c.needed,
-        time=c.time,
-        speed=fastest / c.time.seconds_per_sample,
-        reason=why(c.plan, [other.plan for other in fitting], [other.plan for other in found]),
-    )
+        plan=plan, peak=peak, needed=needed, headroom=field.job.limit(plan) - needed, time=time,
+        speed=fastest / float(field.seconds[entry]), reason=why(plan, known),
+    )  # fmt: skip
 
 
-def _refusals(job: Search, failing: Sequence[Candidate]) -> list[Refusal]:
-    smallest: dict[tuple[str, int, int, str], Candidate] = {}
-    for c in failing:
-        kept = smallest.setdefault(structure(c.plan), c)
-        if c.needed < kept.needed:
-            smallest[structure(c.plan)] = c
-    refused = []
+def _change(field: Field, first: int) -> Change | None:
+    """The plan faster than the first, beyond a tie, that misses its limit by least, of those that were looked at."""
+    found: list[tuple[int, int]] = []
+    faster = np.flatnonzero((field.seconds * (1 + TIE) < field.seconds[first]) & ~field.possible())
+    for group in set(field.group[faster].tolist()):
+        here = faster[field.group[faster] == group]
+        if not field.groups[group].played:
+            continue
+        entry = int(here[np.argmin(field.place[here])])
+        try:
+            plan = field.plan(entry)
+            found.append((needed_bytes(plan, peak_of(plan)) - field.job.limit(plan), entry))
+        except PlanError:  # past 4 EiB
+            continue
+    if not found:
+        return None
+    missing, entry = min(found)
+    if missing <= 0:  # the replay refused it
+        missing = exactly_needed(field.plan(entry), 0) - field.job.limit(field.plan(entry))
+    return Change(plan=field.plan(entry), missing=missing, speed=float(field.seconds[first] / field.seconds[entry]))
 
-    def closest(c: Candidate) -> tuple[object, ...]:
-        return c.needed, simplicity(c.plan)
 
-    for c in sorted(map(replayed, sorted(smallest.values(), key=closest)[:SHOWN]), key=closest):
-        peak = ledger(c.plan).peak()
-        category = max(peak.by_category, key=lambda name: peak.by_category[name])
-        refused.append(Refusal(
-            plan=c.plan, peak=c.peak, needed=c.needed, missing=c.needed - job.limit(c.plan),
-            moment=peak.moment, category=category, category_bytes=peak.by_category[category],
-        ))  # fmt: skip
-    return refused
+def _refusals(field: Field) -> Iterator[Refusal]:
+    """The closest structure of each row of which nothing fits."""
+    fits = {int(field.row[owner]) for owner in set(field.owner[field.possible()].tolist())}
+    smallest: dict[Key, tuple[int, int]] = {}
+    for number, each in enumerate(field.structures):
+        if int(field.row[number]) in fits:
+            continue
+        key: Key
+        if number in field.by_states:
+            key, needed = (each.plan.strategy, each.plan.ranks), needed_bytes(each.plan, state_bound(each.plan))
+        else:
+            key, needed = row_key(each.plan), _least_needed(each.smallest())
+        smallest[key] = min(smallest.get(key, (needed, number)), (needed, number))
+    found = [_refusal(field, number) for _, number in sorted(smallest.values())[:SHOWN]]
+    return iter(sorted(found, key=lambda each: (each.needed, simplicity(each.plan))))
+
+
+def _least_needed(plan: Plan) -> int:
+    """What a plan needs at the least, by the bound of a deep model where there is one."""
+    depth = depth_of(plan)
+    return needed_bytes(plan, depth.peak(plan.micro_batch) if depth else peak_of(plan))
+
+
+def _refusal(field: Field, number: int) -> Refusal:
+    plan = field.structures[number].smallest()
+    peak = timeline_of(plan).peak()
+    needed = needed_bytes(plan, peak.bytes)
+    if needed <= field.job.limit(plan):  # refused by the replay alone
+        needed = exactly_needed(plan, peak.bytes)
+    category = max(peak.by_category, key=lambda name: peak.by_category[name])
+    return Refusal(
+        plan=plan, peak=peak.bytes, needed=needed, missing=needed - field.job.limit(plan),
+        moment=peak.moment, category=category, category_bytes=peak.by_category[category],
+    )  # fmt: skip
 
 
 def next_plan(plan: Plan, capacity: int) -> Plan | None:
-    """After ``plan`` ran out of memory: the best plan of the same job that fits and needs clearly less.
+    """After ``plan`` ran out of memory: the best plan of the same job that fits, needs clearly less, and can be run.
 
-    ``capacity`` is in bytes for one rank. Model, ranks, precision, optimizer and global batch stay as they are.
-    None when there is no such plan.
+    ``capacity`` is in bytes for one rank. Model, ranks and their layout, precision, optimizer and global batch stay as
+    they are. None when there is no such plan.
     """
     if capacity < 1 or plan.model.module.factory:  # whose plans are known from a rehearsal of each only
         return None
-    needed = needed_bytes(plan, ledger(plan).peak().bytes)
-    limit = min(capacity, int((1 - LESS) * needed))
+    limit = min(capacity, int((1 - LESS) * needed_bytes(plan, peak_of(plan))))
     job = search(
         plan,
         capacity=int(limit * plan.ranks / RAM_SHARE) if plan.device == "cpu" else limit,
+        strategies=[row.name for row in STRATEGIES.values() if row.plain]
+        if plan.strategy_row.plain
+        else [plan.strategy],
+        tensors=[plan.layout.tensor],
+        pipelines=[plan.layout.pipeline],
         precisions=[plan.precision],
+        kinds=[plan.optimizer_kind],
         checkpoints=sorted({0, 1, plan.checkpoint_every}),
+        offloads=[plan.offload.on],
         global_batch=plan.global_batch or None,
+        runnable=not plan.untrained,
     )
     found = recommend(job, top=1).plans
     return found[0].plan if found else None
-
-
-def remedies(job: Search) -> list[str]:
-    """What would make a job fit that does not: each change alone, in the words of the command line."""
-    plan, limit = _leanest(job), job.limit
-    found = [words for words, other in _changes(plan, job) if _needed(other) <= limit(other)]
-    if plan.device == "cpu":
-        return found
-    counts = [plan.ranks << k for k in range(1, 11) if plan.ranks << k <= MOST_GPUS]
-    strategy = LEANEST if plan.strategy == "single" else plan.strategy
-    divided = [replace(plan, ranks=count, strategy=strategy) for count in counts]
-    at = bisect_left(divided, True, key=lambda other: _needed(other) <= limit(other))
-    found += [f"--gpus {divided[at].ranks}"] if at < len(divided) else []
-    peak = ledger(plan).peak().bytes
-    for gpu in sorted(GPUS.values(), key=lambda gpu: gpu.usable_bytes):
-        if gpu.usable_bytes > job.capacity and needed_bytes(replace(plan, gpu=gpu.name), peak) <= gpu.usable_bytes:
-            return [*found, f"--gpu {gpu.name}"]
-    return found
-
-
-def _needed(plan: Plan) -> int:
-    return needed_bytes(plan, ledger(plan).peak().bytes)
-
-
-def _leanest(job: Search) -> Plan:
-    """The plan of a search that divides most and recomputes most, at the smallest micro batch."""
-    plans = [min(plans, key=lambda plan: plan.micro_batch) for plans in structures(job)]
-    order = list(STRATEGIES)
-    return max(plans, key=lambda plan: (plan.ranks, order.index(plan.strategy), plan.checkpoint_every > 0))
-
-
-def _changes(plan: Plan, job: Search) -> Iterator[tuple[str, Plan]]:
-    if plan.micro_batch > 1:
-        yield "--batch-size 1", replace(plan, micro_batch=1)
-    if not plan.checkpoint_every and plan.model.blocks:
-        yield "--checkpointing full", replace(plan, checkpoint_every=1)
-    if plan.ranks > 1 and plan.strategy != LEANEST:
-        yield f"--strategy {LEANEST}", replace(plan, strategy=LEANEST)
-    if plan.optimizer_kind != "fused" and "fused" in plan.optimizer_row.kinds:
-        yield "--optimizer-kind fused", replace(plan, optimizer_kind="fused")
-    if plan.loss == Loss() and not plan.keep_logits and plan.tokens >= CHUNKS:
-        yield f"--loss-chunks {CHUNKS} --chunk-head", replace(plan, loss=Loss(chunks=CHUNKS, chunk_head=True))
-    if plan.device == "cuda" and not {"bf16", "fp16"} & set(job.precisions):
-        yield "--allow-pure-16bit", replace(plan, precision=pure_precision(plan))
-    if plan.tokens > 128:
-        yield f"--seq-len {plan.tokens // 2}", replace(plan, tokens=plan.tokens // 2)

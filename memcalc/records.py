@@ -72,8 +72,14 @@ def _record(kind: Any) -> Any:
     return next((part for part in (kind, *typing.get_args(kind)) if dataclasses.is_dataclass(part)), None)
 
 
+@cache
+def _parts(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a type is of, and what stands in its brackets: asked for every field of every plan of a search."""
+    return typing.get_origin(kind) or kind, typing.get_args(kind)
+
+
 def _is_a(value: Any, kind: Any) -> bool:
-    base, parts = typing.get_origin(kind) or kind, typing.get_args(kind)
+    base, parts = _parts(kind)
     if base in (typing.Union, types.UnionType):
         return any(_is_a(value, part) for part in parts)
     if base is dict:

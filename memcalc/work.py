@@ -7,6 +7,7 @@ with the micro batch and weights do not, so sums over all products are enough fo
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from math import isqrt, prod
 from typing import TYPE_CHECKING
 
@@ -111,6 +112,27 @@ def stages_of(plan: Plan) -> tuple[StageWork, ...]:
     >>> only.blocks.products == 1024 * 12 * 12 * 768**2, only.logits == 1024 * 50257
     (True, True)
     """
+    return _stages(_Rank(plan))
+
+
+class _Rank:
+    """A plan as far as stages depend on it."""
+
+    __slots__ = ("_key", "plan")
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan, self._key = plan, (plan.model, plan.tokens, plan.layout, plan.adapter, plan.frozen)
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Rank) and self._key == other._key
+
+
+@lru_cache(maxsize=256)
+def _stages(key: _Rank) -> tuple[StageWork, ...]:
+    plan = key.plan
     part = local(plan)
     scatters = plan.layout.tensor if plan.layout.sequence else 1
     weights = part.weights

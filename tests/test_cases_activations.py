@@ -16,7 +16,8 @@ from memcalc.ledger import ledger
 from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
-from memcalc.recommend import recommend, remedies
+from memcalc.recommend import recommend
+from memcalc.remedies import remedies
 from memcalc.reserved import replayed
 from memcalc.search import search
 from memcalc.spec import Weight

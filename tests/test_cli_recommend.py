@@ -19,10 +19,14 @@ from memcalc.plan import Plan
 Run = Callable[..., Result]
 CPUS = Machine(gpus=(), cores=4, ram_bytes=8 * 2**30)
 TWO_A100 = Machine(
-    gpus=(FoundGpu(name="a100-40gb", usable_bytes=42 * 10**9, free_bytes=41 * 10**9),) * 2, cores=8, ram_bytes=2**36
+    gpus=(FoundGpu(name="a100-40gb", usable_bytes=42 * 10**9, free_bytes=41 * 10**9),) * 2,
+    cores=8,
+    ram_bytes=2**36,
 )
 UNKNOWN = Machine(
-    gpus=(FoundGpu(name="NVIDIA Z9", usable_bytes=30 * 10**9, free_bytes=30 * 10**9),), cores=8, ram_bytes=2**36
+    gpus=(FoundGpu(name="NVIDIA Z9", usable_bytes=30 * 10**9, free_bytes=30 * 10**9),),
+    cores=8,
+    ram_bytes=2**36,
 )
 
 
@@ -88,22 +92,57 @@ def test_what_is_given_is_kept(run: Run) -> None:
         "fp32",
         "--seq-len",
         "64",
+        "--without",
+        "selective,fused,chunked-loss,tensor-parallel,pipeline-parallel",
     ]
     found = asked(run("gpt2", "--gpus", "2", "--gpu", "a100-80gb", *words, "--format", "json"))
     assert found["tried"] == 1
     plan = found["plans"][0]["plan"]
-    said = [plan[key] for key in ("strategy", "checkpoint_every", "micro_batch", "precision", "tokens")]
+    said = [
+        plan[key]
+        for key in (
+            "strategy",
+            "checkpoint_every",
+            "micro_batch",
+            "precision",
+            "tokens",
+        )
+    ]
     assert said == ["zero-1", 1, 3, "fp32", 64]
 
 
 def test_a_global_batch_is_made_of_micro_batches(run: Run) -> None:
-    found = asked(run("gpt2", "--gpus", "2", "--gpu", "t4", "--global-batch", "96", "--format", "json"))
+    found = asked(
+        run(
+            "gpt2",
+            "--gpus",
+            "2",
+            "--gpu",
+            "t4",
+            "--global-batch",
+            "96",
+            "--format",
+            "json",
+        )
+    )
     for row in found["plans"]:
         assert row["plan"]["micro_batch"] * row["plan"]["accumulation"] * 2 == 96
 
 
 def test_pure_16_bit_only_when_asked(run: Run) -> None:
-    words = ["gpt2", "--gpus", "2", "--gpu", "a100-80gb", "--format", "json", "--top", "50"]
+    words = [
+        "gpt2",
+        "--gpus",
+        "2",
+        "--gpu",
+        "a100-80gb",
+        "--format",
+        "json",
+        "--top",
+        "50",
+        "--without",
+    ]
+    words += ["tensor-parallel,pipeline-parallel,fused,chunked-loss,selective,every-n"]
     assert {row["plan"]["precision"] for row in asked(run(*words))["plans"]} == {"amp-bf16"}
     both = asked(run(*words, "--allow-pure-16bit"))["plans"]
     assert {row["plan"]["precision"] for row in both} == {"amp-bf16", "bf16"}
@@ -129,7 +168,7 @@ def test_a_card_that_is_not_in_the_catalog_counts_with_its_memory(run: Run) -> N
 
 
 def test_without_gpus_the_cores_are_used(run: Run) -> None:
-    found = asked(run("gpt2-tiny", "--format", "json", "--top", "50"))
+    found = asked(run("gpt2-tiny", "--format", "json", "--top", "50", "--without", "checkpointing"))
     assert {row["plan"]["ranks"] for row in found["plans"]} == {1, 2, 4}
     assert {row["plan"]["device"] for row in found["plans"]} == {"cpu"}
     assert found["plans"][0]["plan"]["ranks"] == 4
@@ -151,12 +190,19 @@ def test_the_first_plan_is_saved(run: Run) -> None:
 
 def test_launch_trains_the_first_plan(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
-    monkeypatch.setattr("memcalc.cli.launch.run_and_show", lambda plan, **rest: calls.append((plan, rest)))
+    monkeypatch.setattr(
+        "memcalc.cli.launch.run_and_show",
+        lambda plan, **rest: calls.append((plan, rest)),
+    )
     result = run("gpt2-tiny", "--launch", "--steps", "5", "--out", "run")
     assert result.exit_code == 0, result.output
     ((plan, rest),) = calls
     assert (plan.ranks, plan.device) == (4, "cpu")
-    assert (rest["out"], rest["training"].steps, rest["training"].data) == (Path("run"), 5, None)
+    assert (rest["out"], rest["training"].steps, rest["training"].data) == (
+        Path("run"),
+        5,
+        None,
+    )
 
 
 # -- what cannot be done ---------------------------------------------------------------------------
@@ -179,11 +225,20 @@ def test_when_nothing_fits_it_exits_with_1_and_says_what_would(run: Run) -> None
         (["gpt2", "--gpu", "t5"], "did you mean 't4'"),
         (["gpt3", "--gpu", "t4"], "unknown model 'gpt3'"),
         (["gpt2", "--gpus", "3", "--gpu", "t4", "--global-batch", "8"], "take 6 or 9"),
-        (["gpt2", "--gpu", "t4", "--global-batch", "8", "--accumulation", "2"], "leave out --accumulation"),
-        (["gpt2", "--gpu", "t4", "--global-batch", "8", "--batch-size", "3"], "no micro batch divides global batch 8"),
+        (
+            ["gpt2", "--gpu", "t4", "--global-batch", "8", "--accumulation", "2"],
+            "leave out --accumulation",
+        ),
+        (
+            ["gpt2", "--gpu", "t4", "--global-batch", "8", "--batch-size", "3"],
+            "no micro batch divides global batch 8",
+        ),
         (["gpt2", "--gpu", "t4", "--device", "cpu"], "contradict each other"),
         (["gpt2", "--gpu", "t4", "--top", "0"], "--top 0 must be at least 1"),
-        (["gpt2", "--gpu", "t4", "--strategy", "single", "--gpus", "2"], "strategy single runs on 1 rank"),
+        (
+            ["gpt2", "--gpu", "t4", "--strategy", "single", "--gpus", "2"],
+            "strategy single runs on 1 rank",
+        ),
         (["gpt2", "--gpu", "t4", "--launch"], "--launch needs --out"),
         (["gpt2", "--gpu", "t4", "--steps", "5"], "belong to --launch"),
         (["gpt2", "--gpu", "t4", "--save-plan", "no/such/plan.json"], "no such file"),

@@ -1,6 +1,6 @@
 """The ``memcalc`` group: finds the commands, and turns every failure into one line and an exit code.
 
-Exit codes: 0 done; 1 a training run failed, or ``--check`` found that the plan does not fit; 2 bad input;
+Exit codes: 0 done; 1 a training run failed, or ``check`` found that the plan does not fit for sure; 2 bad input;
 70 a bug in memcalc; 130 interrupted.
 """
 
@@ -43,6 +43,8 @@ Examples:
   memcalc rehearse llama-3-8b --gpus 8 --strategy fsdp-full-shard --seq-len 4096 --precision amp-bf16
   memcalc estimate --params 7b --adam --precision amp-bf16
   memcalc recommend gpt2-xl --gpus 8 --gpu a100-80gb --save-plan plan.json
+  memcalc check plan.json --keep-free 5%
+  memcalc solve llama-3-8b --for micro-batch --gpus 8 --strategy fsdp-full-shard --gpu h100
   memcalc launch plan.json --data book.txt --steps 200 --out run
   memcalc compare run
   memcalc bench --source lightning

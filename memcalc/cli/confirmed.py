@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from memcalc.units import format_both, format_bytes
 if TYPE_CHECKING:
     from memcalc.confirmation import Confirmation
     from memcalc.plan import Plan
-    from memcalc.recommend import Recommendation
+    from memcalc.recommend import Choice, Recommendation
     from memcalc.rehearsal import Rehearsal
 
 __all__ = ["as_dict", "confirm", "numbers_of"]
@@ -60,24 +61,23 @@ def _rehearsals(confirmed: list[Confirmation]) -> list[dict[str, Any]]:
     ]
 
 
-def as_dict(found: Recommendation, confirmed: list[Confirmation]) -> dict[str, Any]:
+def as_dict(found: Recommendation, confirmed: list[Confirmation], tokens: int = 0) -> dict[str, Any]:
     """A recommendation as plain JSON values, with what rehearsals say where there are any."""
     return {
         "capacity_bytes": found.search.capacity,
+        "keep_free_bytes": found.search.keep_free,
         "tried": found.tried,
         **({"rehearsals": _rehearsals(confirmed)} if confirmed else {}),
-        "plans": [
-            {
-                "plan": json.loads(c.plan.to_json()),
-                "peak_bytes": c.peak,
-                "needed_bytes": c.needed,
-                "headroom_bytes": c.headroom,
-                "relative_speed": c.speed,
-                "seconds_per_step": c.time.total,
-                "reason": c.reason,
-            }
-            for c in found.plans
-        ],
+        "plans": [_choice(each, tokens) for each in found.plans],
+        "fewest": None if found.fewest is None else _choice(found.fewest, tokens),
+        "change": None
+        if found.change is None
+        else {
+            "plan": json.loads(found.change.plan.to_json()),
+            "missing_bytes": found.change.missing,
+            "relative_speed": found.change.speed,
+        },
+        "looked": {**dataclasses.asdict(found.looked), "slower": found.looked.slower},
         "refused": [
             {
                 "plan": json.loads(r.plan.to_json()),
@@ -90,4 +90,22 @@ def as_dict(found: Recommendation, confirmed: list[Confirmation]) -> dict[str, A
             }
             for r in found.refused
         ],
+    }
+
+
+def _choice(c: Choice, tokens: int) -> dict[str, Any]:
+    return {
+        "plan": json.loads(c.plan.to_json()),
+        "runnable": not c.plan.untrained,
+        "peak_bytes": c.peak,
+        "needed_bytes": c.needed,
+        "headroom_bytes": c.headroom,
+        "relative_speed": c.speed,
+        "seconds_per_step": c.time.total,
+        "seconds_per_step_low": c.time.low,
+        "seconds_per_step_high": c.time.high,
+        "tokens_per_second": c.time.tokens_per_second if c.plan.tokens else None,
+        "mfu": c.time.mfu,
+        **({"gpu_hours": c.gpu_hours(tokens)} if tokens else {}),
+        "reason": c.reason,
     }

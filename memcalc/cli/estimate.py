@@ -18,7 +18,7 @@ from memcalc.errors import InputError
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.tables import FORMATS
-from memcalc.units import format_both, format_count
+from memcalc.units import format_count
 
 if TYPE_CHECKING:
     from memcalc.estimate import Rehearsed
@@ -64,7 +64,8 @@ SLOW = 2000
         help="Also show each tensor alive at the peak, with its formula (csv, json: only these).")  # fmt: skip
 @option("The answer", "--assumptions", "whole", is_flag=True,
         help="Also show all that is taken for granted, not only what could make the numbers wrong (json: always).")  # fmt: skip
-@option("The answer", "--check", is_flag=True, help="Exit with 1 when the plan does not fit on --gpu.")
+@option("The answer", "--check", is_flag=True,
+        help="Exit with 1 unless the plan fits on --gpu for sure, as memcalc check does.")  # fmt: skip
 def command(
     plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
     whole: bool, check: bool, **words: Any,
@@ -75,7 +76,7 @@ def command(
     numbers. Or leave it out and give --params for one known by its size, or --module for code of your own.
     """
     from memcalc.cli.summary import explanation, summary
-    from memcalc.estimate import estimate, usable_bytes
+    from memcalc.estimate import estimate
 
     plan = planned(plan_file, config, scale, words)
     slow: AbstractContextManager[None] = nullcontext()
@@ -98,10 +99,12 @@ def command(
         click.echo(summary(found, format, whole=whole))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
-    if check and plan.gpu_row is not None and found.verdict == "does-not-fit":
-        needed, there = format_both(found.device.low), format_both(usable_bytes(plan, plan.gpu_row))
-        click.echo(f"memcalc: does not fit: it needs at least {needed}, {plan.gpu} has {there}", err=True)
-        raise click.exceptions.Exit(1)
+    if check:
+        from memcalc.gate import gate
+
+        if not (passed := gate(found)).passes:
+            click.echo(f"memcalc: {passed.said}", err=True)
+            raise click.exceptions.Exit(1)
 
 
 def _timeline(rehearsal: Rehearsed | None) -> Timeline | None:

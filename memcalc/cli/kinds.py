@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
-from math import prod
+from dataclasses import dataclass
+from math import ceil, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,9 @@ from memcalc.units import parse_bytes, parse_count
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-__all__ = ["Bytes", "Checkpointing", "Count", "File", "ModelName", "Name", "Shape", "Whole"]
+__all__ = [
+    "Bytes", "Checkpointing", "Count", "File", "Free", "ModelName", "Name", "Names", "Shape", "Share", "Whole",
+]  # fmt: skip
 
 _MOST = 10**12  # of samples, tokens, ranks ...: past it a number is a slip
 
@@ -93,6 +96,40 @@ class Whole(Kind):
             limit = f"at least {self.least}" if value < self.least else "at most 10**12"
             raise InputError(f"{option} {value} must be {limit}")
         return value
+
+
+class Names(Kind):
+    """Names with commas between them; the catalog they are of looks them up."""
+
+    def read(self, text: str, option: str) -> tuple[str, ...]:
+        words = tuple(word.strip().lower() for word in text.split(",") if word.strip())
+        if not words:
+            raise InputError(f"{option} {shorten(text)} names nothing; write it like ddp,zero-1")
+        return words
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Memory to keep free: a part of what there is, or bytes."""
+
+    share: float = 0.0
+    bytes: int = 0
+
+    def of(self, capacity: int) -> int:
+        """Bytes of a capacity; a part is rounded up."""
+        return self.bytes or ceil(self.share * capacity)
+
+
+class Share(Kind):
+    """A part such as 10%, or a size such as 4GiB."""
+
+    def read(self, text: str, option: str) -> Free:
+        word = text.strip()
+        if not word.endswith("%"):
+            return Free(bytes=parse_bytes(word, option)) if word != "0" else Free()
+        if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?\s*", word[:-1]) or float(word[:-1]) >= 100:
+            raise InputError(f"{option} {shorten(text)} must be a part below 100%, like 10%, or a size, like 4GiB")
+        return Free(share=float(word[:-1]) / 100)
 
 
 class Count(Kind):

@@ -24,7 +24,8 @@ from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
-    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options", "several",
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+    "several", "training_tokens",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -178,6 +179,15 @@ def plan_options(command: Function) -> Function:
     return command
 
 
+def training_tokens(command: Function) -> Function:
+    """Add ``--tokens``: of the whole training, where a sample's are ``--seq-len`` alone."""
+    for param in _params(command):
+        if param.name == "tokens":
+            param.opts.remove("--tokens")
+    return option(_T, "--tokens", "train_tokens", type=Count(), metavar="COUNT",
+                  help="Tokens of the whole training, such as 300b: says what it takes in GPU-hours.")(command)  # fmt: skip
+
+
 def several(command: click.Command, name: str) -> None:
     """Let one option of a command be given again and again: its value is a tuple, empty where it was not."""
     for index, param in enumerate(command.params):
@@ -256,7 +266,9 @@ def build_plan(words: Words) -> Plan:
         })  # fmt: skip
     if not isinstance(words.get("model", ""), str) and model.family != "size" and not model.module.factory:
         fields["implementation"] = _as_transformers(words, model)
-    fields.setdefault("optimizer_kind", _usual_kind(fields.get("optimizer", "adamw"), fields.get("device", "cuda")))
+    fields.setdefault(
+        "optimizer_kind", OPTIMIZERS[fields.get("optimizer", "adamw")].usual_kind(fields.get("device", "cuda"))
+    )
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
 
 
@@ -270,9 +282,3 @@ def _as_transformers(words: Words, model: Model) -> Implementation:
     return dataclasses.replace(usual, **{
         name.removeprefix(prefix): value for name, value in words.items() if name.startswith(prefix)
     })  # fmt: skip
-
-
-def _usual_kind(optimizer: str, device: str) -> str:
-    """torch's own choice; ``foreach`` is for accelerators only (torch/utils/_foreach_utils.py)."""
-    kinds = OPTIMIZERS[optimizer].kinds
-    return "for-loop" if device == "cpu" and "for-loop" in kinds else kinds[0]

@@ -118,6 +118,10 @@ class Optimizer:
         """The forms of ``step()`` there are, the library's default on CUDA first."""
         return tuple(self.steps)
 
+    def usual_kind(self, device: str) -> str:
+        """The library's own choice on a device; ``foreach`` is for accelerators only (torch/utils/_foreach_utils.py)."""
+        return "for-loop" if device == "cpu" and "for-loop" in self.kinds else self.kinds[0]
+
     def state_bytes(self, weight: Weight, dtype: str) -> list[int]:
         """Bytes of each state tensor kept for one weight on the device.
 

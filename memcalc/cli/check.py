@@ -1,0 +1,87 @@
+"""``memcalc check``: whether a plan fits, as an exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from memcalc.cli.config import config_options
+from memcalc.cli.kinds import Free, Name, Share
+from memcalc.cli.options import Command, option, plan_options
+from memcalc.errors import InputError
+from memcalc.tables import FORMATS, printable, render
+
+__all__ = ["command"]
+
+EXAMPLES = """\b
+Examples:
+  memcalc check gpt2-xl --batch-size 4 --precision amp-bf16 --gpu a100-80gb
+  memcalc check plan.json --gpu t4 --keep-free 5%
+  memcalc check llama-3-8b --config ds_config.json --gpus 8 --gpu h100 --keep-free 4GiB
+  memcalc check my-llama/config.json --precision amp-bf16 --gpu a100-80gb --format json
+
+\b
+Exit codes:
+  0  it fits for sure: the high end of the estimate is within what may be taken
+  1  it does not fit, or not for sure
+  2  bad input
+"""
+
+
+@click.command("check", cls=Command, epilog=EXAMPLES)
+@plan_options
+@config_options
+@option(
+    "The answer",
+    "--keep-free",
+    type=Share(),
+    metavar="SHARE",
+    help="Memory that shall stay free: 5%, or 4GiB.  [default: 0]",
+)
+@option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
+        help=f"One of: {', '.join(FORMATS)}.  [default: table, which is one line]")  # fmt: skip
+def command(config: Path | None, scale: int | None, keep_free: Free | None, format: str, **words: Any) -> None:
+    """Say in one line, and by the exit code, whether a plan fits on a GPU.
+
+    MODEL is a plan saved by --save-plan, or all that memcalc estimate takes. A plan is checked as it was saved; --gpu
+    alone may name another card.
+    """
+    from memcalc.cli.estimate import planned, rehearsed
+    from memcalc.estimate import estimate, usable_bytes
+    from memcalc.gate import gate
+
+    saved, model = None, words.get("model")
+    if isinstance(model, Path) and _is_plan(model):
+        saved, words["model"] = model, None
+    card = words.pop("gpu") if saved else None
+    plan = planned(saved, config, scale, words, "check")
+    if card is not None:
+        plan = dataclasses.replace(plan, gpu=card)
+    if plan.gpu_row is None:
+        raise InputError("say which card it shall fit on: --gpu NAME")
+    rehearsal = rehearsed(plan, words) if plan.model.module.factory else None
+    kept = 0 if keep_free is None else keep_free.of(usable_bytes(plan, plan.gpu_row))
+    found = gate(estimate(plan, rehearsal=rehearsal), kept)
+    if format == "json":
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    elif format == "csv":
+        said = found.to_dict()
+        click.echo(render([list(said.values())], list(said), "csv"))
+    else:
+        line = printable(f"{plan.model.name}, {plan.strategy} on {plan.ranks} x {plan.gpu}: {found.said}")
+        click.echo(f"- {line}" if format == "markdown" else line)
+    if not found.passes:
+        raise click.exceptions.Exit(1)
+
+
+def _is_plan(path: Path) -> bool:
+    """A file that says it is a plan of memcalc; what else is wrong with it is said when it is read."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and "memcalc_plan" in data

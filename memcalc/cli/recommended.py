@@ -1,0 +1,231 @@
+"""``memcalc recommend``: how a recommendation is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memcalc.cli.confirmed import as_dict, numbers_of
+from memcalc.tables import heading, printable, render
+from memcalc.units import format_both, format_bytes, format_count
+
+if TYPE_CHECKING:
+    from memcalc.confirmation import Confirmation
+    from memcalc.plan import Plan
+    from memcalc.recommend import Choice, Recommendation, Refusal
+
+__all__ = ["brief", "follow_up", "nothing", "shown"]
+
+KNOBS = ("strategy", "ranks", "checkpointing", "precision", "micro batch", "accumulation")
+
+
+def shown(found: Recommendation, confirmed: list[Confirmation], format: str, tokens: int, explain: bool) -> str:
+    """The answer as text of one format; ``tokens`` are of the whole training, 0 where they are not said."""
+    if format == "json":
+        return json.dumps(as_dict(found, confirmed, tokens), indent=2)
+    if format == "csv":
+        return _csv(found, confirmed, tokens)
+    parts = [_title(found, format)]
+    if found.plans:
+        names = [
+            "",
+            *KNOBS,
+            "also",
+            "peak",
+            "headroom",
+            "step",
+            "tokens/s",
+            "MFU",
+            "speed",
+            *["GPU-hours"] * bool(tokens),
+        ]
+        parts.append(render([_cells(i, c, tokens) for i, c in enumerate(found.plans, 1)], names, format))
+    mark = "- " if format == "markdown" else "  "
+    lines = [
+        *numbers_of(confirmed),
+        *_reasons(found.plans),
+        *_others(found, tokens),
+        *_refusals(found),
+        *_remarks(found),
+    ]
+    if explain:
+        from memcalc.cli.explained import explained
+
+        lines += explained(found)
+    parts.append("\n".join(mark + printable(line) for line in lines))
+    return "\n\n".join(part for part in parts if part)
+
+
+def _cells(number: int, c: Choice, tokens: int) -> tuple[object, ...]:
+    time = c.time
+    rate = f"{time.tokens_per_second:,.0f}" if c.plan.tokens else "-"
+    hours = (f"{c.gpu_hours(tokens):,.0f}",) if tokens else ()
+    return (
+        number, *_knobs(c.plan), also(c.plan), format_both(c.peak), format_both(c.headroom), _step(c),
+        rate, f"{time.mfu:.0%}" if c.plan.device == "cuda" else "-", f"{c.speed:.2f}", *hours,
+    )  # fmt: skip
+
+
+def _step(c: Choice) -> str:
+    """Seconds of a step as a range, in a unit that suits it.
+
+    >>> from types import SimpleNamespace
+    >>> _step(SimpleNamespace(time=SimpleNamespace(low=0.0523, high=0.081)))
+    '52 to 81 ms'
+    """
+    if c.time.high < 1:
+        return f"{c.time.low * 1e3:.3g} to {c.time.high * 1e3:.3g} ms"
+    return f"{c.time.low:.3g} to {c.time.high:.3g} s"
+
+
+def _csv(found: Recommendation, confirmed: list[Confirmation], tokens: int) -> str:
+    names = [
+        "also", "runnable", "peak_bytes", "needed_bytes", "headroom_bytes", "step_seconds_low", "step_seconds", "step_seconds_high",
+        "tokens_per_second", "mfu", "relative_speed", "reason",
+    ]  # fmt: skip
+    numbers: list[tuple[object, ...]] = [
+        (also(c.plan), not c.plan.untrained, c.peak, c.needed, c.headroom, c.time.low, c.time.total, c.time.high,
+         round(c.time.tokens_per_second, 1), round(c.time.mfu, 4), round(c.speed, 4), c.reason)
+        for c in found.plans
+    ]  # fmt: skip
+    if tokens:
+        names.append("gpu_hours")
+        numbers = [(*n, round(c.gpu_hours(tokens), 1)) for n, c in zip(numbers, found.plans, strict=True)]
+    if confirmed:
+        names += ["rehearsed_peak_bytes", "rehearsed_needed_bytes"]
+        by_both = {c.choice.plan.to_json(): (c.peak, c.needed) for c in confirmed}
+        both = [by_both.get(c.plan.to_json(), (None, None)) for c in found.plans]
+        numbers = [(*n, *more) for n, more in zip(numbers, both, strict=True)]
+    rows = [(*_knobs(c.plan), *n) for c, n in zip(found.plans, numbers, strict=True)]
+    return render(rows, [*(name.replace(" ", "_") for name in KNOBS), *names], "csv")
+
+
+def _knobs(plan: Plan) -> tuple[object, ...]:
+    batch = plan.micro_batch or None
+    return (plan.strategy, plan.ranks, checkpointing(plan), plan.precision, batch, plan.accumulation)
+
+
+def checkpointing(plan: Plan) -> str:
+    """Which blocks are checkpointed, as ``--checkpointing`` says it, or that it is selective."""
+    if plan.checkpoint_every and plan.checkpointing.policy != "recompute-all":
+        return "selective"
+    return ("none", "full")[plan.checkpoint_every] if plan.checkpoint_every < 2 else f"every-{plan.checkpoint_every}"
+
+
+def also(plan: Plan) -> str:
+    """What else is not as usual, in the words of the options."""
+    layout = plan.layout
+    said = [
+        f"tp {layout.tensor}" * (layout.tensor > 1),
+        f"pp {layout.pipeline}" * (layout.pipeline > 1),
+        f"{plan.fsdp.replicas} copies" * (plan.fsdp.replicas > 1),
+        "fused" * (plan.optimizer_kind == "fused"),
+        "chunked loss" * plan.loss.chunk_head,
+        "offload" * plan.offload.on,
+        "estimated only" * bool(plan.untrained),
+    ]
+    return ", ".join(filter(None, said)) or "-"
+
+
+def _title(found: Recommendation, format: str) -> str:
+    base, job = found.search.base, found.search
+    first = "no plan fits" if not found.plans else f"{found.plans[0].plan.strategy}: {brief(found.plans[0].plan)}"
+    title = f"**{printable(first)}**" if format == "markdown" else heading(printable(first))
+    count = sum(weight.numel for weight in base.family.weights(base.model))
+    where = f"{format_both(job.capacity)} each" if base.device == "cuda" else f"{format_both(job.capacity)} of RAM"
+    free = f" of which {format_both(job.keep_free)} stay free" if job.keep_free else ""
+    ranks = " or ".join(map(str, job.ranks)) if len(job.ranks) < 4 else f"{job.ranks[0]} to {job.ranks[-1]}"
+    place = f"{ranks} x {base.gpu or 'GPU'}" if base.device == "cuda" else f"{ranks} ranks on CPU cores"
+    size = f"{format_count(count)} parameters"
+    name = size if base.model.name == size else f"{base.model.name}: {size}"
+    return f"{title}\n{printable(f'{name} on {place}, {where}{free}; {format_count(found.tried)} plans tried')}"
+
+
+def brief(plan: Plan) -> str:
+    """A plan in a line."""
+    batch = f"micro batch {plan.micro_batch}" if plan.micro_batch else "micro batch not given"
+    times = f" x {plan.accumulation}" if plan.accumulation > 1 else ""
+    more = "" if also(plan) == "-" else f", {also(plan)}"
+    return f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {checkpointing(plan)}{more}"
+
+
+def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:
+    for number, choice in enumerate(plans, 1):
+        yield f"{number}: {choice.reason}"
+
+
+def _others(found: Recommendation, tokens: int) -> Iterator[str]:
+    """The plan on fewest ranks, and what would change the answer."""
+    if found.fewest is not None and len(found.search.ranks) > 1:
+        few = found.fewest
+        hours = f", {few.gpu_hours(tokens):,.0f} GPU-hours" if tokens else ""
+        yield f"fewest ranks: {few.plan.strategy}, {brief(few.plan)}, at {few.speed:.2f} of the speed{hours}"
+    if found.change is not None:
+        change = found.change
+        yield (
+            f"what would change it: {format_both(change.missing)} more on each, for {change.plan.strategy}, "
+            f"{brief(change.plan)}, {change.speed - 1:.0%} faster"
+        )
+
+
+def _refusals(found: Recommendation) -> Iterator[str]:
+    """The closest plan of each strategy that fits in no form that is shown."""
+    works = {(c.plan.strategy, c.plan.ranks) for c in found.plans}
+    for refusal in found.refused:
+        key = (refusal.plan.strategy, refusal.plan.ranks)
+        if key not in works:
+            works.add(key)
+            yield f"does not fit: {_breaks(refusal)}"
+
+
+def _remarks(found: Recommendation) -> Iterator[str]:
+    from memcalc.assumptions import limits, uncounted
+    from memcalc.recommend import TIE
+    from memcalc.search import activations_known
+
+    if not activations_known(found.search.base):
+        yield "activations are not counted because no shape was given"
+    yield from uncounted(found.search.base)
+    tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
+    for limit in dict.fromkeys(limit for plan in tried for limit in limits(plan)):
+        names = dict.fromkeys(plan.strategy for plan in tried if limit in limits(plan))
+        yield f"{', '.join(names)}: {limit}"
+    for said in dict.fromkeys(choice.plan.untrained for choice in found.plans if choice.plan.untrained):
+        yield f"estimated only: memcalc cannot train {said}"
+    if found.plans:
+        yield (
+            "peak is allocated memory; headroom is what is left at the high end of what the device may show; step is a range, "
+            "predicted, in which four of five published runs lie; speed is samples per second against the fastest plan that "
+            f"fits; of plans within {TIE:.0%} the simplest goes first"
+        )
+
+
+def _breaks(refusal: Refusal) -> str:
+    """Which plan, how much too much, and the largest term at its peak."""
+    plan = refusal.plan
+    return (
+        f"{plan.strategy}, {brief(plan)}: up to {format_bytes(refusal.missing)} too much; at the peak in "
+        f"{refusal.moment} the largest part is {refusal.category}, {format_both(refusal.category_bytes)}"
+    )
+
+
+def nothing(found: Recommendation) -> str:
+    """Why nothing fits, and what would do."""
+    from memcalc.remedies import remedies
+
+    cures = remedies(found.search)
+    cure = f"what would do: {', or '.join(cures)}" if cures else "no single change would do; take a smaller model"
+    return f"nothing fits; the closest is {_breaks(found.refused[0])}; {cure}"
+
+
+def follow_up(plan: Plan, saved: Path | None) -> Iterator[str]:
+    """What to type next."""
+    yield "next:" if saved else "next: add --save-plan plan.json, then"
+    name = saved or "plan.json"
+    yield f"  memcalc estimate --plan {name} --explain"
+    if plan.untrained:
+        yield f"  memcalc can estimate it, but cannot train {plan.untrained}"
+    elif plan.model.family != "size":
+        yield f"  memcalc launch {name} --steps 200 --out run"

@@ -1,0 +1,75 @@
+"""Does a plan fit for sure? The answer that a build can stop at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from memcalc.errors import InputError
+from memcalc.estimate import Estimate, usable_bytes
+from memcalc.units import format_both, format_bytes
+
+__all__ = ["Gate", "gate"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gate:
+    """What a plan may need of a card, what it may take, and the verdict. Bytes."""
+
+    verdict: str
+    """``fits``, ``tight`` (between the bounds), ``does-not-fit``, or ``unknown`` where not all of it is counted."""
+    low: int
+    high: int
+    """What the device shows, at the least and at the most."""
+    limit: int
+    """What may be taken: the card's memory less what shall stay free."""
+    gpu: str
+    said: str
+    """The verdict in a line."""
+
+    @property
+    def passes(self) -> bool:
+        """It fits for sure."""
+        return self.verdict == "fits"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON values."""
+        return {
+            "verdict": self.verdict, "passes": self.passes, "needed_low_bytes": self.low, "needed_high_bytes": self.high,
+            "limit_bytes": self.limit, "gpu": self.gpu, "line": self.said,
+        }  # fmt: skip
+
+
+def gate(found: Estimate, keep_free: int = 0) -> Gate:
+    """The verdict on an estimate with so many bytes of its card kept free. Raises InputError without a card.
+
+    >>> from memcalc.estimate import estimate
+    >>> from memcalc.models import MODELS
+    >>> from memcalc.plan import Plan
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=8, precision="amp-bf16", gpu="a100-40gb")
+    >>> gate(estimate(plan)).verdict, gate(estimate(plan), keep_free=35 * 10**9).verdict
+    ('fits', 'does-not-fit')
+    """
+    plan, row = found.plan, found.plan.gpu_row
+    if row is None:
+        raise InputError("it is not known what the plan should fit on; give --gpu NAME")
+    there = usable_bytes(plan, row)
+    if not 0 <= keep_free < there:
+        raise InputError(f"{format_both(keep_free)} cannot be kept free of the {format_both(there)} of {row.name}")
+    low, high, limit = found.device.low, found.device.high, there - keep_free
+    verdict = found.verdict
+    if low > limit and verdict != "unknown":
+        verdict = "does-not-fit"
+    elif high > limit and verdict == "fits":
+        verdict = "tight"
+    whole = f"the {format_both(limit)} that {row.name} has"
+    if keep_free:
+        whole = f"{format_both(limit)}: {row.name} less {format_bytes(keep_free)} that stay free"
+    said = {
+        "fits": f"fits: it needs up to {format_both(high)} of {whole}",
+        "tight": f"may not fit: it needs {format_both(low)} to {format_both(high)} of {whole}",
+        "does-not-fit": f"does not fit: it needs at least {format_both(low)} of {whole}",
+        "unknown": f"not known to fit: what is counted needs {format_both(low)} to {format_both(high)} of {whole}, "
+        "and not all of it is counted (memcalc estimate says what is not)",
+    }[verdict]
+    return Gate(verdict=verdict, low=low, high=high, limit=limit, gpu=row.name, said=said)

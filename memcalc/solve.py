@@ -1,0 +1,239 @@
+"""The largest number of a plan that still fits, or the fewest GPUs that will do: exact to one step.
+
+What a plan needs grows with micro batch, sequence, layers and parameters, and falls with ranks, so the answer is a root:
+a line through two ledgers guesses it, and the bracket around it closes from both sides. A replay of the allocator, which may
+need more than the published share of reserved memory, has the last word.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from memcalc.errors import InputError, PlanError
+from memcalc.fitting import exactly_needed, needed_bytes, peak_of, state_bound
+from memcalc.plan import Plan
+from memcalc.search import NODE_GPUS
+
+__all__ = ["QUANTITIES", "Quantity", "Solution", "solve"]
+
+MOST_GPUS = 4096
+"""GPUs that are tried at most."""
+
+MOST_BATCH = 2**20
+"""Samples of a micro batch that are tried at most."""
+
+WALK = 16
+"""Steps down that the replay is asked about one by one, before they are halved."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Quantity:
+    """Something that can be asked for."""
+
+    name: str
+    unit: str
+    values: Callable[[Plan], range]
+    """Those that a plan can have. Raises InputError where there is nothing to vary."""
+    change: Callable[[Plan, int], Plan]
+    scale: Callable[[int], float] = float
+    """What the need of a plan is nearly a line of."""
+    fewest: bool = False
+    """The fewest are asked for that will do; else the most that fit."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Solution:
+    """The answer, in ``value``; None when none of the values fits."""
+
+    quantity: Quantity
+    value: int | None
+    plan: Plan
+    """With the value; where none fits, with the one that needs least."""
+    needed: int
+    """High end of what the device uses with it, in bytes."""
+    limit: int
+    beyond: int | None
+    """What one step further needs; None where there is none."""
+    tried: int
+    """Plans that were played."""
+
+
+def solve(plan: Plan, quantity: str | Quantity, limit: int) -> Solution:
+    """The largest value (of GPUs the smallest) with which a plan needs at most ``limit`` bytes a rank. Raises InputError.
+
+    >>> from memcalc.hardware import GPUS
+    >>> from memcalc.models import MODELS
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, precision="amp-bf16", gpu="t4")
+    >>> found = solve(plan, "micro-batch", GPUS["t4"].usable_bytes)
+    >>> found.needed <= found.limit < found.beyond
+    True
+    """
+    asked = QUANTITIES[quantity] if isinstance(quantity, str) else quantity
+    values = asked.values(plan)
+    if not values:
+        raise InputError(f"there is no {asked.name} to choose from with this plan")
+    order = values if not asked.fewest else values[::-1]  # by rising need
+    known: dict[int, int] = {}
+
+    def need(place: int) -> int:
+        if place not in known:
+            known[place] = _need(asked.change(plan, order[place]), limit)
+        return known[place]
+
+    if need(0) > limit:
+        return _solution(asked, plan, limit, order, -1, len(known))
+    low, high = 0, len(order)  # the first fits, and what is past the end does not
+    halve = False
+    while high - low > 1:
+        probe = None if halve else _guess(known, low, high, limit, lambda place: asked.scale(order[place]))
+        probe = (low + high) // 2 if probe is None else min(max(probe, low + 1), high - 1)
+        size = high - low
+        low, high = (probe, high) if need(probe) <= limit else (low, probe)
+        halve = 2 * (high - low) > size  # a guess that closed the bracket too little is followed by a half
+    last = _replayed(
+        low, lambda place: exactly_needed(asked.change(plan, order[place]), 0) <= limit, plan.device == "cpu"
+    )
+    return _solution(asked, plan, limit, order, last, len(known))
+
+
+def _guess(known: Mapping[int, int], low: int, high: int, limit: int, scale: Callable[[int], float]) -> int | None:
+    """Where the line through two known places meets the limit: the bracket's ends, or while nothing is known not to fit the
+    last two that do."""
+    if len(known) == 1:
+        return FIRST
+    others = [place for place, needed in known.items() if place != low and needed < _NEVER]
+    if not others:
+        return None
+    other = high if high in others else max(place for place in others)
+    if known[other] == known[low]:
+        return None
+    slope = (scale(other) - scale(low)) / (known[other] - known[low])
+    target = scale(low) + (limit - known[low]) * slope
+    # Where nothing is known not to fit, one step further, so that the bracket closes.
+    return bisect_right(range(low, high), target, key=scale) - 1 + low + (high not in known)
+
+
+FIRST = 63
+"""The second place that is looked at: far enough from the first that rounding to blocks does not decide the slope."""
+
+_NEVER = 2**62
+"""Stands for plans that cannot be: more than 4 EiB, or choices that clash."""
+
+
+def _need(plan: Plan, limit: int) -> int:
+    """Bytes of the high end; where states alone are too much, no ledger is played for the rest."""
+    try:
+        least = needed_bytes(plan, state_bound(plan))
+        return least if least > 2 * limit else needed_bytes(plan, peak_of(plan))
+    except PlanError:
+        return _NEVER
+
+
+def _replayed(last: int, fits: Callable[[int], bool], known: bool) -> int:
+    """The last place that fits by the replay too, at or before one that fits by the published share."""
+    if known:
+        return last
+    for place in range(last, max(last - WALK, -1), -1):
+        if fits(place):
+            return place
+    low, high = -1, max(last - WALK, -1) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _solution(asked: Quantity, plan: Plan, limit: int, order: range, last: int, tried: int) -> Solution:
+    at = asked.change(plan, order[max(last, 0)])
+    needed = exactly_needed(at, peak_of(at))
+    beyond = None
+    if 0 <= last < len(order) - 1:
+        try:
+            further = asked.change(plan, order[last + 1])
+            beyond = exactly_needed(further, peak_of(further))
+        except PlanError:  # more than 4 EiB, or nothing that can be
+            beyond = None
+    return Solution(
+        quantity=asked,
+        value=order[last] if last >= 0 else None,
+        plan=at,
+        needed=needed,
+        limit=limit,
+        beyond=beyond,
+        tried=tried,
+    )
+
+
+def _batches(plan: Plan) -> range:
+    if not plan.micro_batch or plan.model.layer_bytes:
+        raise InputError(f"a micro batch changes nothing of {plan.model.name}: no shape of its samples is known")
+    return range(1, MOST_BATCH + 1)
+
+
+def _lengths(plan: Plan) -> range:
+    if plan.family.reads != "tokens":
+        raise InputError(f"{plan.model.name} reads no tokens; ask for micro-batch or layers")
+    step = plan.layout.context * (plan.layout.tensor if plan.layout.sequence else 1)
+    most = plan.model.context - plan.model.position_offset
+    least = -(-max(plan.loss.chunks, 1) // step) * step
+    return range(least, most + 1, step)
+
+
+def _depths(plan: Plan) -> range:
+    if not plan.model.layers or plan.model.layers != plan.model.blocks:
+        raise InputError(f"layers alone cannot be changed of {plan.model.name}; ask for another quantity")
+    return range(plan.layout.pipeline * plan.layout.chunks, 2001)
+
+
+def _sizes(plan: Plan) -> range:
+    if plan.model.family != "size":
+        raise InputError(
+            f"params are for a model known by its size: give --params instead of {plan.model.name}, or ask for layers"
+        )
+    return range(1, 10**15)
+
+
+def _counts(plan: Plan) -> range:
+    if plan.device == "cpu":
+        raise InputError("ranks on CPUs share one machine's RAM; name a GPU with --gpu to ask for gpus")
+    each = plan.layout.model_parallel
+    if each > 1 or plan.nodes > 1:
+        step = each if plan.nodes == 1 else max(each, plan.ranks // plan.nodes)
+        return range(step, MOST_GPUS + 1, step)
+    return range(1, MOST_GPUS + 1)
+
+
+def _with_layers(plan: Plan, count: int) -> Plan:
+    name = f"{plan.model.name} ({count} layers)" if count != plan.model.layers else plan.model.name
+    return replace(plan, model=replace(plan.model, layers=count, name=name))
+
+
+def _with_ranks(plan: Plan, count: int) -> Plan:
+    """So many ranks on full machines; on one rank nothing is divided, and any strategy is the plain one."""
+    per_node = plan.ranks // plan.nodes if plan.nodes > 1 else NODE_GPUS
+    nodes = -(-count // per_node)
+    while count % nodes:  # as few machines as hold equal parts of them
+        nodes += 1
+    strategy = "ddp" if count > plan.layout.model_parallel and not plan.strategy_row.parallel else plan.strategy
+    return replace(plan, ranks=count, nodes=nodes, strategy=strategy)
+
+
+def _with_parameters(plan: Plan, count: int) -> Plan:
+    return replace(plan, model=replace(plan.model, parameters=count, name=f"{count:,} parameters"))
+
+
+QUANTITIES: Mapping[str, Quantity] = {
+    each.name: each
+    for each in (
+        Quantity(name="micro-batch", unit="samples per GPU", values=_batches,
+                 change=lambda plan, value: replace(plan, micro_batch=value)),
+        Quantity(name="seq-len", unit="tokens per sample", values=_lengths, change=lambda plan, value: replace(plan, tokens=value)),
+        Quantity(name="gpus", unit="GPUs", values=_counts, change=_with_ranks,
+                 scale=lambda value: 1 / value, fewest=True),
+        Quantity(name="layers", unit="layers", values=_depths, change=_with_layers),
+        Quantity(name="params", unit="parameters", values=_sizes, change=_with_parameters),
+    )
+}  # fmt: skip
+"""What ``solve`` answers, by name."""

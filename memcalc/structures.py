@@ -1,0 +1,163 @@
+"""The plans that the open choices of a search make, by structures: plans of one structure differ in the micro batch only,
+and in the accumulation that follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+
+from memcalc.checkpointing import Checkpointing
+from memcalc.errors import PlanError
+from memcalc.fsdp import Fsdp
+from memcalc.layout import Layout
+from memcalc.offload import Offload
+from memcalc.plan import Plan
+from memcalc.search import Search
+from memcalc.strategies import STRATEGIES
+from memcalc.strategy_table import recipes
+
+__all__ = ["FILL", "Structure", "simplicity", "structures"]
+
+FILL = 4
+"""Micro batches per stage of a pipeline where the accumulation is open: from there on the bubble is small (Huang et al.
+2019, GPipe, section 3.2: M >= 4 K)."""
+
+REPEATS = 3
+"""Rounds of accumulation after which a step only repeats itself in the ledger."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Structure:
+    """Plans that differ in the micro batch only."""
+
+    plan: Plan
+    """At the first micro batch."""
+    micro_batches: tuple[int, ...]
+    accumulations: tuple[int, ...]
+    """One for each micro batch."""
+
+    def at(self, index: int) -> Plan:
+        """One of the plans."""
+        return replace(self.plan, micro_batch=self.micro_batches[index], accumulation=self.accumulations[index])
+
+    def smallest(self) -> Plan:
+        """The plan of the smallest micro batch, which needs least unless it accumulates for it."""
+        return self.at(min(range(len(self.micro_batches)), key=self.micro_batches.__getitem__))
+
+    def shared(self, index: int) -> Plan:
+        """The plan whose ledger serves all with as many rounds."""
+        return replace(self.plan, micro_batch=self.micro_batches[index], accumulation=self.rounds(index))
+
+    def rounds(self, index: int) -> int:
+        """Plans of a structure with as many rounds share a ledger."""
+        count = self.accumulations[index]
+        return count if self.plan.layout.pipeline > 1 else min(count, REPEATS)
+
+
+def simplicity(plan: Plan) -> tuple[int, ...]:
+    """Smaller is simpler: a plan that runs here, the plainer strategy, fewer ranks, nothing divided further, nothing
+    computed again, the usual forms, no accumulation, the smaller batch."""
+    return (
+        bool(plan.untrained),
+        list(STRATEGIES).index(plan.strategy) if plan.data_parallel > 1 else 0,
+        plan.layout.model_parallel,
+        plan.ranks,
+        plan.offload.on,
+        plan.checkpoint_every,
+        plan.checkpointing != Checkpointing(),
+        plan.loss.chunks,
+        plan.optimizer_kind == "fused",
+        plan.fsdp.replicas,
+        plan.accumulation,
+        plan.micro_batch,
+    )
+
+
+def structures(job: Search) -> Iterator[Structure]:
+    """Every structure whose choices can stand together."""
+    for ranks, tensor, pipeline in product(job.ranks, job.tensors, job.pipelines):
+        nodes, layout = job.nodes(ranks), _layout(job, tensor, pipeline)
+        if ranks % nodes or ranks % layout.model_parallel:
+            continue
+        batches = _batches(job, ranks // layout.model_parallel, layout)
+        if not batches:
+            continue
+        for strategy, fsdp in _divisions(job, ranks, nodes, layout):
+            for choice in _choices(job):
+                plan = _plan(
+                    job, batches[0], ranks=ranks, nodes=nodes, layout=layout, strategy=strategy, fsdp=fsdp, **choice
+                )
+                if plan is not None and not (job.runnable and plan.untrained):
+                    yield Structure(
+                        plan=plan,
+                        micro_batches=tuple(size for size, _ in batches),
+                        accumulations=tuple(count for _, count in batches),
+                    )
+
+
+def _layout(job: Search, tensor: int, pipeline: int) -> Layout:
+    """Ranks arranged so; tokens are divided with the products, which sends as much and keeps less (Korthikanti et al.
+    2022, section 4.2.2)."""
+    base = job.base.layout
+    if (tensor, pipeline) == (base.tensor, base.pipeline):
+        return base
+    divides = tensor > 1 and job.base.tokens % (tensor * base.context) == 0
+    return replace(base, tensor=tensor, pipeline=pipeline, sequence=divides)
+
+
+def _batches(job: Search, data: int, layout: Layout) -> list[tuple[int, int]]:
+    """Micro batches and the accumulation of each, over so many ranks that work on samples of their own."""
+    if job.global_batch is None:
+        count = job.accumulation or (FILL * layout.pipeline if layout.pipeline > 1 else 1)
+        return [(size, count) for size in job.micro_batches]
+    found = []
+    for size in job.micro_batches:
+        count, left = divmod(job.global_batch, size * data)
+        if count and not left:
+            found.append((size, count))
+    return found
+
+
+def _divisions(job: Search, ranks: int, nodes: int, layout: Layout) -> Iterator[tuple[str, Fsdp]]:
+    """Strategies that can be on so many ranks, hybrid ones once for each number of copies."""
+    data, base = ranks // layout.model_parallel, job.base.fsdp
+    for name in job.strategies:
+        row = STRATEGIES[name]
+        if row.parallel if data == 1 and "single" in job.strategies else data > 1 and not row.parallel:
+            continue
+        fsdp = base if row.gathers else Fsdp()
+        if not row.replicates or base.replicas:
+            yield name, fsdp
+            continue
+        for copies in sorted({nodes // 2, nodes, 2 * nodes, 4 * nodes}):
+            if 1 < copies < data and not data % copies:
+                yield name, replace(fsdp, replicas=copies)
+
+
+def _choices(job: Search) -> Iterator[dict[str, object]]:
+    """What else differs: fields of the plan."""
+    base = job.base
+    recomputed = [(every, base.checkpointing if every else Checkpointing()) for every in job.checkpoints]
+    recomputed += [(1, Checkpointing(policy=policy)) for policy in job.policies]
+    for (every, how), precision, kind, loss, away in product(
+        recomputed, job.precisions, job.kinds, job.losses, job.offloads
+    ):
+        offload = (base.offload if base.offload.on else Offload(optimizer="cpu")) if away else Offload()
+        yield {
+            "checkpoint_every": every, "checkpointing": how, "reentrant": base.reentrant and every > 0,
+            "precision": precision, "optimizer_kind": kind, "loss": loss, "offload": offload,
+        }  # fmt: skip
+
+
+def _plan(job: Search, batch: tuple[int, int], **fields: object) -> Plan | None:
+    """The plan, or None where choices cannot stand together, such as Adafactor on shards."""
+    row, offload = STRATEGIES[str(fields["strategy"])], fields["offload"]
+    if row.engine != "torch":
+        fields["precision"] = recipes(str(fields["precision"]))[-1]
+    if isinstance(offload, Offload) and offload.on and not job.base.offload.on and (row.gathers or row.zero_stage == 3):
+        fields["offload"] = Offload(optimizer="cpu", parameters="cpu")
+    try:
+        return replace(job.base, micro_batch=batch[0], accumulation=batch[1], **fields)  # type: ignore[arg-type]
+    except PlanError:
+        return None

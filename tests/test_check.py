@@ -1,0 +1,134 @@
+"""``memcalc check`` and ``memcalc solve`` as people and builds use them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from memcalc.cli.app import app
+from memcalc.cli.recommend import CLOSED
+from memcalc.cli.solve import FOR
+from memcalc.search import WITHOUT
+from memcalc.solve import QUANTITIES
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(app, list(words))
+
+
+def test_the_names_of_the_options_are_those_of_the_tables() -> None:
+    assert tuple(QUANTITIES) == FOR
+    assert tuple(WITHOUT) == CLOSED
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["gpt2-tiny", "--gpu", "t4"], 0, "gpt2-tiny, single on 1 x t4: fits: it needs up to"),
+        (["gpt2-xl", "--gpu", "t4"], 1, "does not fit: it needs at least"),
+        (["gpt2-tiny", "--gpu", "t4", "--keep-free", "99%"], 1, "that stay free"),
+        (["--params", "1e9", "--gpu", "a100-80gb"], 1, "not known to fit"),
+    ],
+)
+def test_a_verdict_is_one_line_and_an_exit_code(run: Run, words: list[str], code: int, said: str) -> None:
+    result = run("check", *words)
+    assert result.exit_code == code
+    (line,) = result.stdout.splitlines()
+    assert said in line
+
+
+def test_between_the_bounds_it_is_not_said_to_fit(run: Run) -> None:
+    low, high = (json.loads(run("check", "gpt2-tiny", "--gpu", "t4", "--format", "json").stdout)[f"needed_{end}_bytes"] for end in ("low", "high"))  # fmt: skip
+    whole = json.loads(run("check", "gpt2-tiny", "--gpu", "t4", "--format", "json").stdout)["limit_bytes"]
+    result = run("check", "gpt2-tiny", "--gpu", "t4", "--keep-free", f"{whole - (low + high) // 2}", "--format", "json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["verdict"] == "tight"
+
+
+def test_a_saved_plan_is_checked_on_its_card_or_another(run: Run) -> None:
+    run("estimate", "gpt2-large", "--gpu", "a100-80gb", "--save-plan", "plan.json")
+    assert run("check", "plan.json").exit_code == 0
+    result = run("check", "plan.json", "--gpu", "rtx-2080", "--format", "csv")
+    assert result.exit_code == 1
+    (row,) = csv.DictReader(io.StringIO(result.stdout))
+    assert (row["verdict"], row["gpu"]) == ("does-not-fit", "rtx-2080")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["check", "gpt2"], "--gpu NAME"),
+        (["check", "gpt2", "--gpu", "t4", "--keep-free", "100%"], "below 100%"),
+        (["check", "gpt2", "--gpu", "t4", "--keep-free", "90GiB"], "cannot be kept free"),
+        (["check", "missing.json", "--gpu", "t4"], "missing.json"),
+        (["solve", "gpt2", "--gpu", "t4"], "--for"),
+        (["solve", "gpt2", "--for", "micro-batches", "--gpu", "t4"], "did you mean 'micro-batch'"),
+        (["solve", "gpt2", "--for", "micro-batch", "--batch-size", "4", "--gpu", "t4"], "leave one out"),
+        (["solve", "gpt2", "--for", "params", "--gpu", "t4"], "ask for layers"),
+        (["solve", "gpt2", "--for", "layers"], "--gpu NAME"),
+        (["recommend", "gpt2", "--gpu", "t4", "--without", "offloat"], "did you mean 'offload'"),
+        (["recommend", "gpt2", "--gpu", "t4", "--only", "zero1"], "did you mean 'zero-1'"),
+        (["recommend", "gpt2", "--gpu", "t4", "--gpus", "2", "--max-gpus", "4"], "leave one out"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_with_2(run: Run, words: list[str], said: str) -> None:
+    result = run(*words)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert said in line
+
+
+def test_solve_in_every_format(run: Run) -> None:
+    words = ["solve", "gpt2-tiny", "--for", "micro-batch", "--gpu", "t4"]
+    found = json.loads(run(*words, "--format", "json").stdout)
+    assert found["needed_bytes"] <= found["limit_bytes"] < found["one_further_needs_bytes"]
+    assert found["plan"]["micro_batch"] == found["value"]
+    (row,) = csv.DictReader(io.StringIO(run(*words, "--format", "csv").stdout))
+    assert int(row["value"]) == found["value"]
+    line = run(*words).stdout
+    assert line.startswith(f"largest micro-batch: {found['value']:,} samples per GPU; needs up to ")
+    assert run(*words, "--format", "markdown").stdout == f"- {line}"
+
+
+def test_solve_says_when_nothing_will_do(run: Run) -> None:
+    result = run("solve", "gpt2-xl", "--for", "gpus", "--strategy", "ddp", "--gpu", "t4")
+    assert result.exit_code == 1
+    assert result.stderr.startswith("memcalc: no number of GPUs will do: ddp needs ")
+
+
+def test_the_number_of_gpus_is_chosen_and_the_cost_is_said(run: Run) -> None:
+    closed = "tensor-parallel,pipeline-parallel,selective,every-n,chunked-loss"
+    words = [
+        "recommend",
+        "gpt2",
+        "--max-gpus",
+        "4",
+        "--gpu",
+        "a10",
+        "--tokens",
+        "10b",
+        "--keep-free",
+        "20%",
+        "--without",
+        closed,
+    ]
+    found = json.loads(run(*words, "--format", "json").stdout)
+    assert found["plans"][0]["plan"]["ranks"] == 4
+    assert found["fewest"]["plan"]["ranks"] == 1
+    for row in found["plans"]:
+        ranks = row["plan"]["ranks"]
+        assert row["gpu_hours"] == pytest.approx(10e9 / row["tokens_per_second"] * ranks / 3600)
+        assert row["seconds_per_step_low"] <= row["seconds_per_step"] <= row["seconds_per_step_high"]
+        assert row["headroom_bytes"] + row["needed_bytes"] == found["capacity_bytes"] - found["keep_free_bytes"]
+    text = run(*words, "--explain").stdout
+    assert "fewest ranks: " in text and "GPU-hours" in text and "time of 1: " in text and "plans in" in text

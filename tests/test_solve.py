@@ -1,0 +1,105 @@
+"""Inverse questions: exact to one step, and as a linear scan would answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memcalc.errors import InputError
+from memcalc.estimate import estimate
+from memcalc.hardware import GPUS
+from memcalc.models import MODELS, Model
+from memcalc.plan import Plan
+from memcalc.solve import QUANTITIES, solve
+from tests.drawn_models import gpt2s, llamas
+
+TINY = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=1, precision="amp-bf16", gpu="t4")
+
+
+def scanned(plan: Plan, name: str, limit: int, most: int) -> int | None:
+    """The last of the first so many values before one that does not fit; of GPUs the first that does."""
+    asked, found = QUANTITIES[name], None
+    for value in asked.values(plan)[:most]:
+        fits = estimate(asked.change(plan, value)).device.high <= limit
+        if fits and asked.fewest:
+            return value
+        if not fits and not asked.fewest:
+            return found
+        found = value if fits else found
+    return found
+
+
+@given(
+    st.one_of(gpt2s(), llamas()),
+    st.sampled_from(["micro-batch", "seq-len", "layers", "gpus"]),
+    st.sampled_from(["ddp", "fsdp-full-shard", "zero-1"]),
+    st.integers(0, 1),
+    st.floats(0.0, 1.0),
+)
+@settings(max_examples=25, deadline=None)
+def test_it_answers_as_a_linear_scan(model: Model, name: str, strategy: str, every: int, share: float) -> None:
+    tokens = model.context - model.position_offset
+    plan = Plan(
+        model=model,
+        tokens=tokens,
+        micro_batch=1,
+        ranks=2,
+        strategy=strategy,
+        checkpoint_every=every,
+        gpu="t4",
+        precision="amp-bf16",
+    )
+    asked = QUANTITIES[name]
+    values = asked.values(plan)[:12]
+    ends = sorted(estimate(asked.change(plan, value)).device.high for value in (values[0], values[-1]))
+    limit = ends[0] + int(share * (ends[1] - ends[0])) - (1 if asked.fewest else 0)
+    expected = scanned(plan, name, limit, 40)
+    found = solve(plan, name, limit)
+    if expected is None:
+        assert found.value is None or found.value not in asked.values(plan)[:40]
+    else:
+        assert found.value == expected
+
+
+@pytest.mark.parametrize("name", ["micro-batch", "layers"])
+def test_one_step_more_does_not_fit(name: str) -> None:
+    limit = GPUS["t4"].usable_bytes
+    found = solve(TINY, name, limit)
+    assert found.value is not None and found.beyond is not None
+    asked = found.quantity
+    assert found.plan == asked.change(TINY, found.value)
+    assert found.needed == estimate(found.plan).device.high <= limit
+    assert found.beyond == estimate(asked.change(TINY, found.value + 1)).device.high > limit
+
+
+def test_the_most_parameters_to_one() -> None:
+    plan = Plan(model=Model(name="x", family="size", parameters=1), optimizer="adam", gpu="t4")
+    limit = GPUS["t4"].usable_bytes
+    found = solve(plan, "params", limit)
+    assert found.value is not None and found.beyond is not None
+    assert found.needed <= limit < found.beyond
+    assert found.tried < 40
+
+
+def test_gpus_that_divide_nothing_do_not_help() -> None:
+    big = replace(TINY, model=MODELS["gpt2-xl"], ranks=2, strategy="ddp")
+    assert solve(big, "gpus", GPUS["t4"].usable_bytes).value is None
+    few = solve(replace(big, strategy="fsdp-full-shard"), "gpus", GPUS["t4"].usable_bytes)
+    assert few.value is not None and few.value > 1 and few.beyond is not None and few.beyond > few.limit
+
+
+@pytest.mark.parametrize(
+    ("plan", "name", "said"),
+    [
+        (TINY, "params", "ask for layers"),
+        (Plan(model=Model(name="x", family="size", parameters=9), gpu="t4"), "micro-batch", "no shape of its samples"),
+        (replace(TINY, gpu=None, device="cpu", optimizer_kind="for-loop"), "gpus", "share one machine's RAM"),
+        (Plan(model=MODELS["resnet-50"], micro_batch=1, gpu="t4"), "seq-len", "reads no tokens"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_asked(plan: Plan, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        solve(plan, name, 10**10)
