@@ -237,9 +237,7 @@ def test_a_global_batch_is_met_exactly(total: int) -> None:
     assert {each.at(index).global_batch for each in made for index in range(len(each.micro_batches))} == {total}
     flat = {size for each in made if each.plan.layout.model_parallel == 1 for size in each.micro_batches}
     assert flat == {n for n in range(1, total + 1) if (total // 8) % n == 0}
-    assert (
-        max(size for each in made for size in each.micro_batches) == total // 2
-    )  # on one copy over four ranks of eight
+    assert max(size for each in made for size in each.micro_batches) == total  # of one copy over all eight
 
 
 def test_a_huge_global_batch_is_accumulated() -> None:
@@ -350,13 +348,15 @@ def test_what_does_not_fit_says_which_term_breaks_it() -> None:
 
 
 def test_remedies_are_enough_and_no_more_than_needed() -> None:
-    job = search(replace(GPT2, model=MODELS["gpt2-xl"], ranks=1, strategy="single", gpu="t4"))
+    job = search(replace(GPT2, model=MODELS["gpt2-xl"], ranks=1, strategy="single", gpu="t4"), offloads=[False], **FEW)
     words = remedies(job)
     count = next(int(word.split()[1]) for word in words if word.startswith("--gpus "))
     card = next(word.split()[1] for word in words if word.startswith("--gpu "))
-    assert recommend(replace(job.base, ranks=count, strategy="ddp")).plans
-    assert not recommend(replace(job.base, ranks=count // 2, strategy="ddp" if count > 2 else "single")).plans
-    assert recommend(replace(job.base, gpu=card)).plans
+    assert recommend(replace(job.base, ranks=count, strategy="ddp"), offloads=[False], **FEW).plans
+    assert not recommend(
+        replace(job.base, ranks=count // 2, strategy="ddp" if count > 2 else "single"), offloads=[False], **FEW
+    ).plans
+    assert recommend(replace(job.base, gpu=card), **FEW).plans
     smaller = [gpu for gpu in GPUS.values() if GPUS["t4"].usable_bytes < gpu.usable_bytes < GPUS[card].usable_bytes]
     least = replace(job, precisions=("amp-fp16",), micro_batches=(1,), checkpoints=(1,))
     others = [replace(least, capacity=gpu.usable_bytes, base=replace(job.base, gpu=gpu.name)) for gpu in smaller]
