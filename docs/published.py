@@ -23,7 +23,7 @@ RANKINGS = re.compile(r"^## Ranking facts\n.*?(?=^## )", re.MULTILINE | re.DOTAL
 
 
 def _results(options: list[str]) -> str:
-    return f"## Results\n\n{CliRunner().invoke(command, options, catch_exceptions=False).output}\n"
+    return f"## Results\n\n{CliRunner().invoke(command, options, catch_exceptions=False).stdout}\n"
 
 
 def refreshed(text: str) -> str:

@@ -14,8 +14,6 @@ the driver does not promise that, and it decides which of two free blocks of one
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 from memcalc.allocator_blocks import Block, Pool, grown, link
 from memcalc.allocator_options import BLOCK, MIB, MIN_LARGE_ALLOC, AllocatorOptions
 
@@ -40,6 +38,8 @@ class Allocator:
         """Reserved bytes of each stream's segments."""
         self._pools = {True: Pool(SMALL_SEGMENT), False: Pool(options.large_segment)}
         self._max_split = options.max_split_size or _UNLIMITED
+        self._limited = options.expandable_segments or self._max_split < _UNLIMITED
+        """Not every block that is large enough may be taken."""
         self._rounds_up = any(options.roundup_power2_divisions)
         self._top = 0  # next address never used before
         self.next_address: int | None = None
@@ -110,20 +110,23 @@ class Allocator:
         free = pool.free.get(stream)
         if not free:
             return None
-        index = bisect_left(free, (size,))
-        if index == len(free):
+        if not self._limited:
+            return free.take((size,))
+        candidates = free.following((size,))
+        block = next(candidates, None)
+        if block is None:
             return None
         if self.options.expandable_segments:
             # A block that can grow counts as large as it can become.
-            while index + 1 < len(free) and grown(free[index + 1][2]) < grown(free[index][2]):
-                index += 1
-        block = free[index][2]
+            for other in candidates:
+                if grown(other) >= grown(block):
+                    break
+                block = other
         if size < self._max_split <= block.size:
             return None
         if size >= self._max_split and block.size >= size + self.options.max_non_split_rounding:
             return None
-        del free[index]
-        return block
+        return free.take((block.size, block.address))
 
     def _splits(self, block: Block, size: int) -> bool:
         """``should_split``."""
@@ -175,18 +178,18 @@ class Allocator:
 
     def _release_oversize(self, pool: Pool, size: int, stream: int) -> bool:
         """``release_available_cached_blocks``: first the blocks that are never split, as many as are needed."""
-        free = pool.free.get(stream, [])
-        if self._max_split == _UNLIMITED or self.options.expandable_segments:
+        free = pool.free.get(stream)
+        if not free or self._max_split == _UNLIMITED or self.options.expandable_segments:
             return False
         wanted = max(size, self._max_split)
-        index = bisect_left(free, (wanted,))
-        if index < len(free):
-            self._release(free[index][2], pool)
+        block = next(free.following((wanted,)), None)
+        if block is not None:
+            self._release(block, pool)
             return True
         released = 0
-        while free and released < wanted and free[-1][0] >= self._max_split:
-            released += free[-1][0]
-            self._release(free[-1][2], pool)
+        while free and released < wanted and free.largest.size >= self._max_split:
+            released += free.largest.size
+            self._release(free.largest, pool)
         return released >= wanted
 
     def _collect_garbage(self) -> None:

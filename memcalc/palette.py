@@ -1,7 +1,7 @@
 """One colour for each kind of memory, the same in every figure, page and terminal.
 
-Eight colours that people who lack a cone tell apart as well: Okabe and Ito, "Color Universal Design" (2008), with a slate in
-the place of black, which a dark page would swallow. What lasts between steps (parameters, gradients, optimizer) is cool, what
+Nine colours that people who lack a cone tell apart as well: seven of Okabe and Ito, "Color Universal Design" (2008), a slate
+in the place of their black, which a dark page would swallow, and a violet. What lasts between steps (parameters, gradients, optimizer) is cool, what
 comes and goes is warm. No figure says by colour alone what it says: areas have a thin edge, legends stand in the order of
 the stack, and each figure has a text.
 """
@@ -23,16 +23,27 @@ CATEGORY: Mapping[str, str] = MappingProxyType({
     "communication": "#cc79a7",  # reddish purple
     "temporary": "#d55e00",  # vermilion
     "buffers": "#5f6672",  # slate, for their black
+    "workspaces": "#8844cc",  # violet, a ninth
 })  # fmt: skip
 """sRGB as hexadecimal, by category."""
 
 LETTER: Mapping[str, str] = MappingProxyType({
     "parameters": "P", "gradients": "G", "optimizer": "O", "activations": "A", "inputs": "I", "communication": "C",
-    "temporary": "T", "buffers": "B",
+    "temporary": "T", "buffers": "B", "workspaces": "W",
 })  # fmt: skip
 """What fills a category's area where there are no colours."""
 
-ORDER = ("parameters", "buffers", "optimizer", "gradients", "inputs", "activations", "communication", "temporary")
+ORDER = (
+    "parameters",
+    "buffers",
+    "workspaces",
+    "optimizer",
+    "gradients",
+    "inputs",
+    "activations",
+    "communication",
+    "temporary",
+)
 """From the bottom of a stack to its top: what lasts longest lies lowest, so that areas have few steps below them."""
 
 SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#5f6672")

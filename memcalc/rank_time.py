@@ -158,6 +158,8 @@ def micro_batch(
     pointwise = 3 * passed(work.stream) + b * (eager + compiled * v["logit-bytes"] * work.logits / memory)
     operations = known.operations * work.layers * compiled
     again = recomputed(plan, work, b, speed, slow, forward, eager, moved, passed)
+    # Backward's part of the micro batch goes by FLOPs alone, so that no speed changes it.
+    repeated = recomputed(plan, work, b, speed, slow, forward, 0.0, lambda *_: 0.0, lambda *_: 0.0)
     passes = 3 + (1 if plan.checkpoint_every else 0)
     kernels = passes * operations * v["kernel-seconds"] * (0.0 if plan.device == "cpu" else 1.0)
     hooks = _hooks(plan, known, work, v)
@@ -178,7 +180,7 @@ def micro_batch(
         "hooks": hooks + 0 * b,
         "tensor": sent + 0 * b,
         "micro": micro,
-        "backward_share": (compute - first + again) / np.maximum(compute + again, 1e-30),
+        "backward_share": (compute - first + repeated) / np.maximum(compute + repeated, 1e-30),
     }
 
 

@@ -17,7 +17,7 @@ from memcalc.bench import run
 from memcalc.bench.rows import COLUMNS
 from memcalc.bench.run import by_meter, by_source, reasons, score
 from memcalc.bench.score import Score, percentile, summarise, worst
-from memcalc.cli import bench as bench_command
+from memcalc.cli import progress
 from memcalc.cli.app import app
 from memcalc.estimate import estimate
 from memcalc.hardware import GPUS
@@ -214,14 +214,11 @@ FALSE_FITS = {"oom-095"}
 
 
 def test_whoever_watches_a_terminal_sees_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [row_of(id=f"x-{index}") for index in range(3)]
     seen: list[str] = []
-    monkeypatch.setattr(
-        bench_command.click, "echo", lambda text, **where: seen.append(text) if where.get("err") else None
-    )
+    monkeypatch.setattr(progress.click, "echo", lambda text, **where: seen.append(text) if where.get("err") else None)
     for watched in (False, True):
-        monkeypatch.setattr(bench_command.sys, "stderr", type("terminal", (), {"isatty": lambda self, w=watched: w})())
-        assert len(list(bench_command._scored(rows))) == 3
+        monkeypatch.setattr(progress.sys, "stderr", type("terminal", (), {"isatty": lambda self, w=watched: w})())
+        assert list(progress.counted("abc", "rows")) == ["a", "b", "c"]
         assert bool(seen) == watched
     assert seen[1] == "\r1 of 3 rows" and seen[-1].strip() == ""
 

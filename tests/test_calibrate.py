@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memcalc import coefficients as table
-from memcalc.bench.throughput.plans import run_of
 from memcalc.bench.throughput.rows import Timing, read_timings
 from memcalc.calibrate import machine, published
 from memcalc.cli.app import app

@@ -18,6 +18,7 @@ from memcalc.configs.write import FORMATS, leaves, suited, write
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import MemcalcError, PlanError
 from memcalc.fsdp import Fsdp
+from memcalc.hyperparameters import read_coefficients
 from memcalc.layout import Layout
 from memcalc.models import MODELS
 from memcalc.offload import Offload
@@ -194,14 +195,17 @@ def test_the_command_offers_every_format() -> None:
 @pytest.mark.parametrize("format", ["fsdp", "deepspeed", "accelerate"])
 def test_how_to_train_is_read_back_where_the_format_says_it(format: str, tmp_path: Path) -> None:
     schedule = schedule_text("WarmupLR", {"warmup_max_lr": 0.5, "warmup_num_steps": 7, "warmup_type": "linear"})
-    training = Training(learning_rate=0.25, clip=2.5, checkpoint_every=9, schedule=schedule)
+    numbers = '{"weight_decay": 0.25, "betas": [0.5, 0.75]}'
+    training = Training(learning_rate=0.25, clip=2.5, checkpoint_every=9, schedule=schedule, coefficients=numbers)
     strategy = "fsdp-full-shard" if format == "fsdp" else "deepspeed-1"
     plan = Plan(model=MODELS["gpt2"], tokens=64, micro_batch=2, strategy=strategy, update=Update(clip=format != "fsdp"))
     path = tmp_path / FORMATS[format].file
     path.write_text(write(plan, format, training).text)
     said = {
         "fsdp": {"checkpoint_every": 9, "out": "./checkpoints"},
-        "deepspeed": {"learning_rate": 0.25, "clip": 2.5, "schedule": schedule},
+        "deepspeed": {"learning_rate": 0.25, "clip": 2.5, "schedule": schedule, "coefficients": numbers},
         "accelerate": {"clip": 2.5},
     }
-    assert read(path).training == said[format]
+    found = dict(read(path).training)
+    again = [read_coefficients(each.pop("coefficients", "{}")) for each in (found, said[format])]  # type: ignore[attr-defined]
+    assert (found, again[0]) == (said[format], again[1])

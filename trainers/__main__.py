@@ -53,16 +53,16 @@ __all__ = ["main", "read_plan"]
 )
 def main(plan: Path, out: Path, module: str | None, sample: str | None, **options: object) -> None:
     """Run one rank; any error ends in one line, a log and ``OUT/errors/rank-R.json``."""
-    place = Rank.from_environment()
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")  # read when torch is imported; its profiler prints otherwise
     terminal = sys.stderr.fileno()
     try:
+        place = Rank.from_environment()
         terminal = log_to_file(out / "logs" / f"rank-{place.rank}.log")
         signals, settings = Signals(), Training(**options)  # type: ignore[arg-type]
         if int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) and newest_checkpoint(out) is not None:
             settings = replace(settings, resume=True)
         code = _run(plan, out, place, settings, signals, terminal, named=(module, sample))
-    except MemcalcError as error:  # the log itself cannot be written
+    except MemcalcError as error:  # no log yet, or it cannot be written
         os.write(terminal, f"error: {error}\n".encode())
         code = error.exit_code
     sys.stdout.flush()

@@ -54,8 +54,8 @@ def describe(factory: str, *, sample: str, wrap: str, shape: tuple[int, ...], to
         )
     if any(isinstance(part, nn.LSTM) for part in module.modules()):
         notes.append(
-            "nn.LSTM: on the CPU oneDNN takes scratch memory that is not counted; on CUDA cuDNN alone says what it keeps, "
-            "here it is every gate"
+            "nn.LSTM: on the CPU oneDNN's scratch memory is measured on one layer of its sizes; on CUDA cuDNN alone says what it "
+            "keeps, here it is every gate"
         )
     weights = tuple(_weight(name, parameter, units) for name, parameter in module.named_parameters())
     if not any(weight.trainable for weight in weights):

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -16,7 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memcalc.errors import FileError, MemcalcError, RunError
+from memcalc.errors import FileError, InputError, MemcalcError, RunError, shorten
 from memcalc.files import write_text
 
 if TYPE_CHECKING:
@@ -35,6 +36,10 @@ _LEAVE_SECONDS = 25.0
 close() in torch/distributed/elastic/multiprocessing/api.py)."""
 
 
+_VARIABLES = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
+"""What torchrun tells each process, and what holds where it does not."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rank:
     """Where this process stands in the run, as torchrun tells it; alone when it was not started by torchrun."""
@@ -45,9 +50,16 @@ class Rank:
 
     @classmethod
     def from_environment(cls) -> Rank:
-        """Read torchrun's variables."""
-        rank, local, world = (int(os.environ.get(name, default)) for name, default in
-                              (("RANK", 0), ("LOCAL_RANK", 0), ("WORLD_SIZE", 1)))  # fmt: skip
+        """Read torchrun's variables. Raises InputError."""
+        said = {name: os.environ.get(name, default) for name, default in _VARIABLES.items()}
+        for name, value in said.items():
+            if not re.fullmatch(r"[0-9]{1,7}", value):
+                raise InputError(
+                    f"{name}={shorten(value)} in the environment is not a whole number, as torchrun sets it"
+                )
+        rank, local, world = map(int, said.values())
+        if rank >= world:
+            raise InputError(f"RANK={rank} in the environment must be below WORLD_SIZE={world}")
         return cls(rank=rank, local=local, world=world)
 
 

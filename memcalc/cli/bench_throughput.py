@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 
 from memcalc.bench.throughput import run
 from memcalc.bench.throughput.plans import run_of
-from memcalc.bench.throughput.rows import Timing, read_timings, select
+from memcalc.bench.throughput.rows import read_timings, select
 from memcalc.bench.throughput.score import Contest, Scored, Summary, score
+from memcalc.cli.progress import counted
 from memcalc.tables import render
 
 __all__ = ["FACTS", "show"]
@@ -29,7 +28,7 @@ def show(file: Path | None, *, tier: str, source: str, comparison: str, count: i
     """Time every row of a file and print how well the time model chooses among them."""
     rows = select(read_timings(file or FACTS), tier=tier, source=source, comparison=comparison)
     kinds = comparison if comparison not in ("", "none") else "strict"
-    found = run.report(_scored(rows), kinds, (tier,) if tier else ("A", "B"))
+    found = run.report([score(run_of(row)) for row in counted(rows, "rows")], kinds, (tier,) if tier else ("A", "B"))
     furthest = run.worst(found.judged, count) if count else list(found.judged)
     if format_ == "json":
         click.echo(json.dumps(run.result(found, furthest), indent=2))
@@ -38,17 +37,6 @@ def show(file: Path | None, *, tier: str, source: str, comparison: str, count: i
         click.echo(render([_row(row) for row in listed], ROWS, "csv"))
     else:
         _tables(found, furthest if count else [], format_)
-
-
-def _scored(rows: list[Timing]) -> Iterator[Scored]:
-    """One row after the other; somebody who watches a terminal sees how far it is."""
-    watched = sys.stderr.isatty()
-    for done, row in enumerate(rows):
-        if watched:
-            click.echo(f"\r{done} of {len(rows)} rows", nl=False, err=True)
-        yield score(run_of(row))
-    if watched:
-        click.echo(f"\r{' ' * len(f'{len(rows)} of {len(rows)} rows')}\r", nl=False, err=True)
 
 
 def _tables(found: run.Report, furthest: list[Contest], format_: str) -> None:

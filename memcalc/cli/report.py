@@ -70,7 +70,7 @@ def command(config: Path | None, scale: int | None, out: Path | None, rehearse: 
     )
     write_text(out, made)
     peak = f"peak {format_bytes(found.estimate.peak.bytes)}, verdict {found.estimate.verdict}"
-    click.echo(f"{printable(str(out))}: {peak}; a page of {format_bytes(len(made.encode()))}, open it in a browser")
+    click.echo(f"{printable(str(out))}: {peak}; open it in a browser")
 
 
 takes(command, Saved, RunFolder)

@@ -10,8 +10,8 @@ FAULTS = [
     Fault(
         name="replicas divide like shards",
         file="plan.py",
-        right="        return self.data_parallel * self.layout.context // self.fsdp.groups(self)",
-        wrong="        return self.data_parallel * self.layout.context",
+        right="(self.fsdp.groups(self) * self.layout.optimizer_instances)",
+        wrong="self.layout.optimizer_instances",
     ),
     Fault(
         name="GiB is taken for GB",

@@ -124,19 +124,19 @@ FAULTS = [
     Fault(
         name="stage 2 sends gradients once a step",
         file="traffic.py",
-        right="times = plan.accumulation if stage >= 2 else 1",
-        wrong="times = 1",
+        right="per=MICRO_BATCH if stage >= 2 else STEP,",
+        wrong="per=STEP,",
     ),
     Fault(
         name="frozen weights have gradients to send",
         file="traffic.py",
-        right="return sum(w.numel for w in weights if w.trainable), sum(",
-        wrong="return sum(w.numel for w in weights), sum(",
+        right="return fullest.trainable, fullest.parameters",
+        wrong="return fullest.parameters, fullest.parameters",
     ),
     Fault(
         name="hybrid shards travel between machines",
         file="traffic.py",
-        right="inside = copies > 1 and plan.shards <= plan.ranks // plan.nodes",
-        wrong="inside = False",
+        right="return max(1, min(size, plan.ranks // plan.nodes // stride))",
+        wrong="return 1",
     ),
 ]

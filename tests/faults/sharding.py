@@ -16,8 +16,8 @@ FAULTS = [
     Fault(
         name="DDP keeps the gradient of the whole table that tensor parallel divides",
         file="parallel/ddp.py",
-        right="if self.plan.layout.tensor > 1 and",
-        wrong="if False and",
+        right="self.plan.layout.tensor > 1",
+        wrong="False",
     ),
     Fault(
         name="LoRA's factors have states like the weights'",

@@ -58,6 +58,7 @@ def report(kills: Sequence[Kill]) -> str:
         )
         for name, mine in by_strategy.items()
     ]
+    late = sum(kill.at.startswith("nothing") for kill in kills)
     headers = ("strategy", "kills", "by SIGKILL", "while it saved", "resumed", "longest end, s")
     where = Counter((kill.who, kill.how, kill.at) for kill in kills)
     codes: dict[tuple[str, str, str], set[int]] = {}
@@ -67,9 +68,9 @@ def report(kills: Sequence[Kill]) -> str:
     lines = [
         "# Random kills",
         "",
-        f"Written by `make chaos`: seed {kills[0].seed}, torch {torch.__version__}, {platform.system()}, two ranks on CPU cores.",
+        f"Written by `make chaos`: {_seeds(kills)}, torch {torch.__version__}, {platform.system()}, two ranks on CPU cores.",
         "",
-        f"{len(kills)} runs were killed. All ended, resumed or begun anew, with the same last loss to 4 decimals",
+        f"{len(kills)} runs were started to be killed, of which {late} had ended before. All ended, resumed or begun anew, with the same last loss to 4 decimals",
         f"after {kills[0].steps} steps as a run of the same strategy to which nothing happened. After each kill no process of the run",
         "was left, and no file was found that was not whole. A run that has no complete checkpoint yet begins anew.",
         "",
@@ -86,6 +87,11 @@ def report(kills: Sequence[Kill]) -> str:
         "",
     ]
     return "\n".join(line.rstrip() if "\n" not in line else line for line in lines)
+
+
+def _seeds(kills: Sequence[Kill]) -> str:
+    found = sorted({kill.seed for kill in kills})
+    return f"seed{'s' * (len(found) > 1)} {', '.join(map(str, found))}"
 
 
 def _names(kills: Iterable[Kill]) -> list[str]:

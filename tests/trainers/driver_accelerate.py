@@ -25,9 +25,13 @@ def tell() -> None:
         def __init__(self, *, fsdp_plugin: Any = None, **settings: Any) -> None:
             super().__init__(**settings)
             if fsdp_plugin is not None:
+                told = {
+                    "distributed_type": DistributedType.FSDP,
+                    "device": torch.device("cpu"),
+                }  # cpu:0 is another to FSDP 1
                 for state in (PartialState, AcceleratorState):
-                    state._shared_state["device"] = torch.device("cpu")  # cpu:0 is another one to FSDP 1
-                AcceleratorState._shared_state |= {"distributed_type": DistributedType.FSDP, "fsdp_plugin": fsdp_plugin}
+                    state._shared_state |= told
+                AcceleratorState._shared_state["fsdp_plugin"] = fsdp_plugin
 
     accelerate.Accelerator = Told
 

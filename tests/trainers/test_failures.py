@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -15,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from memcalc.errors import InputError
 from memcalc.plan import Plan
 from tests.trainers.runs import TORCHRUN, environment, plan
+from trainers.process import Rank
 
 
 def command(made: Plan, out: Path, *options: str) -> list[str]:
@@ -176,3 +179,19 @@ def test_progress_goes_to_the_terminal_once(tmp_path: Path) -> None:
     assert "tokens/s" in lines[3] and "allocated" in lines[3] and "evaluation loss" in lines[4]
     assert (tmp_path / "weights" / "model.safetensors").exists()
     assert {path.name for path in (tmp_path / "measured").iterdir()} == {"rank-0.json", "rank-1.json"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("RANK", "foo", "RANK='foo' in the environment is not a whole number, as torchrun sets it"),
+        ("WORLD_SIZE", "", "WORLD_SIZE='' in the environment is not a whole number, as torchrun sets it"),
+        ("RANK", "3", "RANK=3 in the environment must be below WORLD_SIZE=1"),
+    ],
+)
+def test_an_environment_that_torchrun_did_not_set(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=f"^{re.escape(said)}$"):
+        Rank.from_environment()

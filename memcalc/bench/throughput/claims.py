@@ -268,8 +268,7 @@ MISSES: dict[str, str] = {
         "143 ms, of a ResNet with pictures of 28 pixels, are longer than their operations, and hide it"
     ),
     "fsdp-over-zero-2": (
-        "within 1 %; the measured difference is DeepSpeed's host work for each parameter of a model of many small parts, of which "
-        "the stand-in has a fourth"
+        "within 1 %; the measured difference is DeepSpeed's host work for each parameter of a model whose shape is not published"
     ),
     "ddp-over-larger-zero-2": (
         "the measured run is bound by the host: hooks of a model of many small parts, whose shape is not published"

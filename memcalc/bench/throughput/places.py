@@ -94,6 +94,8 @@ class Place:
 def place_of(reading: Reading) -> Place | None:
     """The place of a row, or None after a lack was noted."""
     gpu, ranks = _card(reading), reading.number("n_gpus")
+    if not ranks and reading.row["n_gpus"]:
+        reading.lack(f"n gpus is {reading.row['n_gpus']!r}, which it cannot be")
     if not gpu or not ranks:
         return None
     words = reading.row["interconnect"]

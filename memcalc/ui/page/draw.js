@@ -16,7 +16,8 @@ export function element(tag, properties = {}, ...children) {
 /** Bytes as memcalc writes them: three decimals of the largest decimal unit. */
 export function bytes(size) {
   let unit = 0, factor = 1;
-  while (unit < UNITS.length - 1 && Math.abs(size) >= factor * 1000) { factor *= 1000; unit += 1; }
+  // The unit is chosen after rounding: 999,999,999 B are 1 GB.
+  while (unit < UNITS.length - 1 && Number((size / factor).toFixed(3)) >= 1000) { factor *= 1000; unit += 1; }
   return `${Number((size / factor).toFixed(3))} ${UNITS[unit]}`;
 }
 
