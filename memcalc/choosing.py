@@ -151,7 +151,8 @@ class Field:
 
     def _unfused(self) -> dict[int, int]:
         """For each group of a fused optimizer the group that differs by that alone."""
-        fused, others = {}, {}
+        fused: dict[Key, int] = {}
+        others: dict[Key, int] = {}
         for number, each in enumerate(self.groups):
             plan = each.structure
             key = (*(getattr(plan, name) for name in _BUT_KIND), each.rounds)

@@ -17,14 +17,14 @@ from memcalc.checkpointing import Checkpointing
 from memcalc.choosing import SAME, row_key
 from memcalc.errors import InputError, PlanError
 from memcalc.estimate import estimate
-from memcalc.fitting import depth_of, needed_bytes, peak_of, state_bound
+from memcalc.fitting import Group, depth_of, exactly_needed, needed_bytes, peak_of, state_bound
 from memcalc.hardware import GPUS
 from memcalc.layout import Layout
 from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
-from memcalc.recorder import granularity
 from memcalc.recommend import TIE, candidates, next_plan, recommend
+from memcalc.recorder import granularity
 from memcalc.remedies import remedies
 from memcalc.search import MICRO_BATCHES, Search, default_precisions, gpu_counts, search
 from memcalc.strategies import STRATEGIES
@@ -503,6 +503,10 @@ def test_a_fused_step_is_spared_temporaries_and_adds_counters_alone(plan: Plan) 
         fused, usual = replace(plan, optimizer_kind="fused"), replace(plan, optimizer_kind="foreach")
         counters = granularity(plan.device) * sum(weight.trainable for weight in plan.weights)
         assert peak_of(fused) - counters <= peak_of(usual)
+        limit = needed_bytes(usual, peak_of(usual))
+        group = Group(fused, fused.accumulation, [fused.micro_batch], limit)
+        group.fit()
+        assert group.at_most_unfused() == 0
 
 
 @given(plans(), st.integers(1, 3), st.integers(1, 3))
@@ -514,3 +518,18 @@ def test_a_plan_with_less_of_everything_is_never_slower(plan: Plan, micro_batch:
             model=replace(plan.model, layers=2 * plan.model.layers) if plan.model.layers == plan.model.blocks else plan.model,
         )  # fmt: skip
         assert step_time(plan).total <= step_time(more).total * (1 + 1e-12)
+
+
+def test_what_shall_stay_free_stays_free() -> None:
+    job = search(GPT2, keep_free=70 * 2**30, **FEW)
+    found = recommend(job, top=1).plans[0]
+    assert 0 <= found.headroom == job.capacity - job.keep_free - found.needed
+
+
+def test_the_fewest_gpus_are_as_many_as_fit() -> None:
+    base = replace(GPT2, model=MODELS["gpt2-xl"], gpu="a10")
+    fewest = recommend(search(base, ranks=[1, 2, 4, 8], strategies=["fsdp-full-shard"], offloads=[False], **FEW)).fewest
+    assert fewest is not None
+    fits = [c.plan.ranks for c in candidates(search(base, ranks=[1, 2, 4, 8], strategies=["fsdp-full-shard"],
+            offloads=[False], micro_batches=[1], **FEW)) if exactly_needed(c.plan, 0) <= GPUS["a10"].usable_bytes]  # fmt: skip
+    assert 1 < fewest.plan.ranks == min(fits) < 8

@@ -80,10 +80,10 @@ FAULTS = [
         wrong="return True",
     ),
     Fault(
-        name="the bound of states takes each rank to hold all parameters",
+        name="the bound of states takes each rank to hold all of the optimizer's",
         file="fitting.py",
-        right="held = width * whole // (shards if row.shards_parameters else 1)",
-        wrong="held = width * whole",
+        right="held += states // (shards if row.shards_optimizer else 1)",
+        wrong="held += states",
     ),
     Fault(
         name="the line through two shallow models is drawn a layer too far",
