@@ -121,7 +121,8 @@ class _Rank:
     __slots__ = ("_key", "plan")
 
     def __init__(self, plan: Plan) -> None:
-        self.plan, self._key = plan, (plan.model, plan.tokens, plan.layout, plan.adapter, plan.frozen)
+        of_blocks = plan.dropout > 0, plan.rms_norm, plan.implementation
+        self.plan, self._key = plan, (plan.model, plan.tokens, plan.layout, plan.adapter, plan.frozen, *of_blocks)
 
     def __hash__(self) -> int:
         return hash(self._key)
