@@ -104,7 +104,9 @@ def test_a_saved_plan_is_checked_on_its_card_or_another(run: Run) -> None:
         (["check", "gpt2", "--gpu", "t4", "--keep-free", "100%"], "below 100%"),
         (["check", "gpt2", "--gpu", "t4", "--keep-free", "90GiB"], "cannot be kept free"),
         (["check", "missing.json", "--gpu", "t4"], "missing.json"),
-        (["solve", "gpt2", "--gpu", "t4"], "--for"),
+        (["solve", "gpt2", "--gpu", "t4"], "--for with one of micro-batch, seq-len, gpus, layers, params"),
+        (["estimate", "gpt2", "--lora"], "No such option: --lora; memcalc says it --adapter lora"),
+        (["estimate", "gpt2", "--qlora"], "--adapter lora --quantize nf4-double"),
         (["solve", "gpt2", "--for", "micro-batches", "--gpu", "t4"], "did you mean 'micro-batch'"),
         (["solve", "gpt2", "--for", "micro-batch", "--batch-size", "4", "--gpu", "t4"], "leave one out"),
         (["solve", "gpt2", "--for", "params", "--gpu", "t4"], "ask for layers"),
@@ -131,6 +133,7 @@ def test_solve_in_every_format(run: Run) -> None:
     assert int(row["value"]) == found["value"]
     line = run(*words).stdout
     assert line.startswith(f"largest micro-batch: {found['value']:,} samples per GPU; needs up to ")
+    assert " of t4, in fp32; one step more would need " in line
     assert run(*words, "--format", "markdown").stdout == f"- {line}"
 
 
