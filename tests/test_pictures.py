@@ -245,6 +245,7 @@ def test_a_name_is_no_markup(tmp_path: Path, tiny: Estimate) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
+    (["-o", "x.html"], "'x.html' is no figure; for a page: memcalc report with the same model and -o"),
     (["-o", "x.gif"], "'x.gif' says no format of a figure; end its name in .png or .svg"),
     (["-o", "x.png", "--format", "csv"], "--format csv is for the terminal, -o writes a picture; leave one out"),
     (["--values", "1,2"], "--values are those of --against; say against what"),
