@@ -87,8 +87,29 @@ def test_the_peak_is_in_a_column_and_every_column_is_a_state_of_the_step(line: T
 def test_a_timeline_laid_over_itself_is_itself(line: Timeline, columns: int) -> None:
     if any(phase.moment in ("init", "resume") for phase in phases(line)):
         return
-    over = curve(line, phases(line), columns)
+    over = curve(line, line, columns)
     assert over is not None and (over == layers(line, columns).total).all()
+
+
+@given(timelines(), st.integers(1, 120), st.data())
+def test_peaks_of_one_phase_lie_in_one_column(line: Timeline, columns: int, data: st.DataObject) -> None:
+    """Scratch of one kernel more, anywhere, moves the events of a source and not its peak in the figure."""
+    live, first = line.live(), layers(line, columns)
+    if any(moment in ("init", "resume", "start") for moment in first.moments):
+        return
+    at = data.draw(st.integers(0, len(live)))
+    moment = line.moment[min(at, len(live) - 1)]
+    size = int(live.max() - live[at - 1] if at else live.max()) // 2  # lower than the peak
+    scratch = np.array([size, -size], np.int64)
+    other = Timeline(
+        names=(*line.names, "scratch"), ident=np.insert(line.ident, at, [len(line.names)] * 2),
+        category=np.insert(line.category, at, [0, 0]), moment=np.insert(line.moment, at, [moment] * 2),
+        delta=np.insert(line.delta, at, scratch),
+    )  # fmt: skip
+    over = curve(other, line, columns)
+    if over is not None:
+        at_peak = over[first.event == first.event[first.peak]]
+        assert at_peak.max() == over.max() == live.max()
 
 
 def test_what_comes_before_the_step_is_left_out_of_a_curve() -> None:
@@ -98,9 +119,9 @@ def test_what_comes_before_the_step_is_left_out_of_a_curve() -> None:
         names=first.names, ident=np.insert(first.ident, 0, 0), category=np.insert(first.category, 0, 0),
         moment=np.concatenate([init, first.moment]), delta=np.insert(first.delta, 0, 0),
     )  # fmt: skip
-    over = curve(first, phases(whole), 50)
+    over = curve(first, whole, 50)
     assert over is not None and over[0] == -1 and over.max() == first.peak().bytes
-    assert curve(whole, phases(first), 50) is None, "a step with other phases has no curve"
+    assert curve(whole, first, 50) is None, "a step with other phases has no curve"
 
 
 def test_a_step_of_nothing_is_drawn(tmp_path: Path, tiny: Estimate) -> None:

@@ -101,15 +101,16 @@ def layers(timeline: Timeline, columns: int) -> Layers:
     )
 
 
-def curve(timeline: Timeline, onto: Sequence[Phase], columns: int) -> NDArray[np.int64] | None:
+def curve(timeline: Timeline, onto: Timeline, columns: int) -> NDArray[np.int64] | None:
     """Bytes in use of another timeline of the same step, in the columns of the first; None where it has other phases.
 
-    What comes before the step is the first one's alone: columns in it hold -1.
+    Where both have their peak in the same phase, the two peaks lie in one column. What comes before the step is the first
+    one's alone: columns in it hold -1.
     """
-    mine, places = phases(timeline), [phase for phase in onto if phase.moment not in BEFORE]
+    mine, places = phases(timeline), [phase for phase in phases(onto) if phase.moment not in BEFORE]
     if not mine or [phase.moment for phase in mine] != [phase.moment for phase in places]:
         return None
-    live = timeline.live()[_fullest(timeline, mine, places, columns)]
+    live = timeline.live()[_fullest(timeline, mine, places, columns, onto)]
     return np.where((np.arange(columns) + 1) / columns <= places[0].left, -1, live)
 
 
@@ -128,6 +129,18 @@ def _progress(timeline: Timeline, phase: Phase) -> NDArray[np.float64]:
     return BY_COUNT * count + (1 - BY_COUNT) * bytes_moved
 
 
+def _aligned(
+    share: NDArray[np.float64], timeline: Timeline, mine: Phase, onto: Timeline, place: Phase
+) -> NDArray[np.float64]:
+    """Places in a phase, stretched so that the peak of one timeline lies where the other's does, if both are in it."""
+    own, its = int(np.argmax(timeline.live())) - mine.first, int(np.argmax(onto.live())) - place.first
+    if not (0 <= own < mine.stop - mine.first and 0 <= its < place.stop - place.first):
+        return share
+    there = float(_progress(onto, place)[its])
+    stretched: NDArray[np.float64] = np.interp(share, [0.0, share[own], 1.0], [0.0, there, 1.0])
+    return stretched
+
+
 def _replaced(category: NDArray[np.int8], delta: NDArray[np.int64], lasting: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Events that free or allocate what is there before and after all the same, such as a bucket that is made anew."""
     kinds, kind = np.unique(np.stack([category.astype(np.int64), np.abs(delta)]), axis=1, return_inverse=True)
@@ -137,7 +150,9 @@ def _replaced(category: NDArray[np.int8], delta: NDArray[np.int64], lasting: NDA
     return replaced
 
 
-def _fullest(timeline: Timeline, mine: Sequence[Phase], places: Sequence[Phase], columns: int) -> NDArray[np.int64]:
+def _fullest(
+    timeline: Timeline, mine: Sequence[Phase], places: Sequence[Phase], columns: int, onto: Timeline | None = None
+) -> NDArray[np.int64]:
     """Of each column the event after which most is in use; where there is none, the last one before it."""
     if not mine:
         return np.zeros(0, dtype=np.int64)
@@ -145,6 +160,8 @@ def _fullest(timeline: Timeline, mine: Sequence[Phase], places: Sequence[Phase],
     column = np.empty(len(live), dtype=np.int64)
     for phase, place in zip(mine, places, strict=True):
         share = _progress(timeline, phase)
+        if onto is not None:
+            share = _aligned(share, timeline, phase, onto, place)
         column[phase.first : phase.stop] = (place.left + share * (place.right - place.left)) * columns
     column = np.minimum(column, columns - 1)
     events = np.full(columns, -1, dtype=np.int64)
