@@ -91,25 +91,19 @@ def test_a_timeline_laid_over_itself_is_itself(line: Timeline, columns: int) -> 
     assert over is not None and (over == layers(line, columns).total).all()
 
 
-@given(timelines(), st.integers(1, 120), st.data())
-def test_peaks_of_one_phase_lie_in_one_column(line: Timeline, columns: int, data: st.DataObject) -> None:
-    """Scratch of one kernel more, anywhere, moves the events of a source and not its peak in the figure."""
-    live, first = line.live(), layers(line, columns)
-    if any(moment in ("init", "resume", "start") for moment in first.moments):
-        return
-    at = data.draw(st.integers(0, len(live)))
-    moment = line.moment[min(at, len(live) - 1)]
-    size = int(live.max() - live[at - 1] if at else live.max()) // 2  # lower than the peak
-    scratch = np.array([size, -size], np.int64)
+@pytest.mark.parametrize("after", [0, 1], ids=["before the peak", "after it"])
+def test_peaks_of_one_phase_lie_in_one_column(tiny: Estimate, after: int) -> None:
+    """Scratch of kernels that the other source has and this one has not moves its events, not its peak in the figure."""
+    line, peak = tiny.timeline, layers(tiny.timeline, 360).peak
+    at = int(np.argmax(line.live())) + after
+    moment, times = line.moment[at - after], 500
     other = Timeline(
-        names=(*line.names, "scratch"), ident=np.insert(line.ident, at, [len(line.names)] * 2),
-        category=np.insert(line.category, at, [0, 0]), moment=np.insert(line.moment, at, [moment] * 2),
-        delta=np.insert(line.delta, at, scratch),
+        names=(*line.names, "scratch"), ident=np.insert(line.ident, at, [len(line.names)] * 2 * times),
+        category=np.insert(line.category, at, [0] * 2 * times), moment=np.insert(line.moment, at, [moment] * 2 * times),
+        delta=np.insert(line.delta, at, [-1, 1] * times if after else [1, -1] * times),
     )  # fmt: skip
-    over = curve(other, line, columns)
-    if over is not None:
-        at_peak = over[first.event == first.event[first.peak]]
-        assert at_peak.max() == over.max() == live.max()
+    over = curve(other, line, 360)
+    assert over is not None and over[peak] == over.max() == tiny.peak.bytes
 
 
 def test_what_comes_before_the_step_is_left_out_of_a_curve() -> None:
