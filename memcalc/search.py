@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memcalc.adapters import Adapter
 from memcalc.checkpointing import Checkpointing
 from memcalc.errors import InputError, PlanError, UnknownNameError
 from memcalc.estimate import usable_bytes
+from memcalc.hardware import NODE_GPUS
 from memcalc.loss import Loss
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
@@ -30,9 +32,6 @@ MICRO_BATCHES = tuple(sorted({base << k for k in range(11) for base in (1, 3)} -
 MOST_MICRO_BATCH = 2**16
 """Largest divisor of a global batch that is tried; past it more accumulation costs next to nothing."""
 
-NODE_GPUS = 8
-"""GPUs of one machine where it is not said: as many as on an HGX board."""
-
 CHUNKS = 8
 """Parts of the tokens the loss is cut into, as torchtune and torchtitan do (num_output_chunks)."""
 
@@ -40,6 +39,7 @@ EVERY = (2,)
 """Blocks that one checkpoint spans, beside all blocks one by one: fewer are kept, and more is alive while one runs again."""
 
 ENGINES = ("torch", "deepspeed", "megatron")
+GROUPS = (*ENGINES, "all")
 """Groups of strategies that may be named together: the engines that run them."""
 
 
@@ -111,10 +111,11 @@ def search(
     runnable: bool = False,
 ) -> Search:
     """The open choices of a job; an argument that is given is the whole choice, and so are degrees of tensor and pipeline
-    parallel, a form of the loss, offload and a way to checkpoint selectively that the base has. ``without`` takes strategies and the names of ``WITHOUT`` away again. Raises InputError.
+    parallel, a form of the loss, offload and a way to checkpoint selectively that the base has. ``without`` takes strategies, their groups and the names of ``WITHOUT`` away again. Raises InputError.
 
     Weights stay in float32 unless asked otherwise: a GPU with bfloat16 gets amp-bf16, an older one with tensor
-    cores amp-fp16, a CPU fp32. Pure 16-bit training changes what is learned, so it is never chosen unasked.
+    cores amp-fp16, a CPU fp32. Pure 16-bit training changes what is learned, so it is never chosen unasked; frozen
+    weights beside float32 adapters are not trained, and are held in 16 bit.
     """
     if base.model.module.factory:
         raise PlanError(
@@ -152,19 +153,21 @@ def search(
         global_batch=global_batch,
         runnable=runnable,
     )
-    return _less(job, without)
+    return _less(job, tuple(without))
 
 
-def _less(job: Search, without: Iterable[str]) -> Search:
+def _less(job: Search, without: Sequence[str]) -> Search:
     for name in without:
         if name in WITHOUT:
             job = replace(job, **WITHOUT[name](job))
-        elif name in STRATEGIES:
-            job = replace(job, strategies=tuple(each for each in job.strategies if each != STRATEGIES[name].name))
+        elif name in STRATEGIES or name in GROUPS:
+            gone = strategy_names([name])
+            job = replace(job, strategies=tuple(each for each in job.strategies if each not in gone))
         else:
-            raise UnknownNameError("choice", name, [*WITHOUT, *STRATEGIES])
+            raise UnknownNameError("choice", name, [*WITHOUT, *STRATEGIES, *GROUPS])
     if not job.strategies:
-        raise InputError("no strategy is left to choose from")
+        said = f"--without {','.join(without)} leaves no strategy" if without else "no strategy is left"
+        raise InputError(f"{said} to choose from; name others with --only")
     return job
 
 
@@ -196,7 +199,7 @@ def strategy_names(words: Iterable[str]) -> list[str]:
         elif word in STRATEGIES:
             found.append(STRATEGIES[word].name)
         else:
-            raise UnknownNameError("strategy", word, [*STRATEGIES, *ENGINES, "all"])
+            raise UnknownNameError("strategy", word, [*STRATEGIES, *GROUPS])
     return list(dict.fromkeys(found))
 
 
@@ -215,7 +218,16 @@ def gpu_counts(most: int, per_node: int = NODE_GPUS) -> tuple[int, ...]:
 
 
 def default_precisions(base: Plan) -> tuple[str, ...]:
-    """The recipe tried where none is given; see ``search``."""
+    """The recipe tried where none is given; see ``search``.
+
+    Frozen weights are held in 16 bit where the adapters beside them are float32, as PEFT trains a model that was loaded
+    so (peft/tuners/tuners_utils.py, autocast_adapter_dtype). Beside quantised ones all else is float32
+    (peft/utils/other.py, prepare_model_for_kbit_training).
+    """
+    adapter = base.adapter
+    if adapter.freezes and adapter.dtype == "float32" and adapter.quantize == "none":
+        usual = default_precisions(replace(base, adapter=Adapter()))[0]
+        return ({"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(usual, usual),)
     gpu = base.gpu_row
     if base.device == "cpu":
         return ("fp32",)
@@ -226,7 +238,7 @@ def default_precisions(base: Plan) -> tuple[str, ...]:
 
 def pure_precision(base: Plan) -> str:
     """The recipe with 16-bit weights that the hardware computes fast."""
-    return "fp16" if default_precisions(base) == ("amp-fp16",) else "bf16"
+    return "fp16" if default_precisions(base)[0].endswith("fp16") else "bf16"
 
 
 def activations_known(base: Plan) -> bool:

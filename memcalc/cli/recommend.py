@@ -12,6 +12,7 @@ from memcalc.cli.kinds import File, Free, Name, Names, Share, Whole
 from memcalc.cli.options import Command, build_plan, given, option, plan_options, training_tokens
 from memcalc.cli.recommended import brief, follow_up, nothing, shown
 from memcalc.errors import InputError
+from memcalc.files import check_output
 from memcalc.tables import FORMATS, printable
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ CLOSED = (
 @option(_S, "--only", type=Names(), metavar="NAME,...",
         help="Strategies to choose from: names, or torch, deepspeed, megatron, all.  [default: torch]")  # fmt: skip
 @option(_S, "--without", type=Names(), metavar="NAME,...",
-        help=f"Strategies to leave out, or: {', '.join(CLOSED)}.")  # fmt: skip
+        help=f"Strategies to leave out, named as for --only, or: {', '.join(CLOSED)}.")  # fmt: skip
 @option(_S, "--keep-free", type=Share(), metavar="SHARE", help="Memory that shall stay free on each GPU: 10%, or 4GiB.")
 @option(_S, "--allow-pure-16bit", is_flag=True, help="Also try 16-bit weights and optimizer states.")
 @option(_S, "--top", type=Whole(), default="5", metavar="N", help="Plans to show, one per structure.  [default: 5]")
@@ -93,7 +94,8 @@ def command(
 
     An option that is given is kept as it is; what is not given is searched, offload only where nothing fits without.
     The first plan is the simplest within 3% of the fastest, the others follow by their time. Weights stay in float32 unless --precision or --allow-pure-16bit says otherwise: GPUs with bfloat16
-    compute in it (amp-bf16), older ones in float16 (amp-fp16), CPUs in float32.
+    compute in it (amp-bf16), older ones in float16 (amp-fp16), CPUs in float32. With --adapter lora the frozen weights
+    are held in 16 bit and the adapters in float32, as PEFT does; --precision amp-bf16 holds both in float32.
     """
     from memcalc.recommend import recommend
 
@@ -103,6 +105,8 @@ def command(
         raise InputError("--launch needs --out DIR, a new folder for the run")
     if replace and emit is None:
         raise InputError("--replace belongs to --emit")
+    if save_plan is not None:
+        check_output(save_plan)
     if emit is not None:
         from memcalc.configs.emit import check_target
 
@@ -152,6 +156,7 @@ def _search(
     """The search that was said in words, on the named GPUs or on this machine."""
     from dataclasses import replace
 
+    from memcalc.cli.closed import check_closed
     from memcalc.search import NODE_GPUS, default_precisions, gpu_counts, pure_precision, search, strategy_names
 
     typed = given(words)
@@ -159,6 +164,7 @@ def _search(
         raise InputError("--global-batch decides the accumulation; leave out --accumulation")
     if only is not None and "strategy" in typed:
         raise InputError("--strategy and --only both say what to choose from; leave one out")
+    check_closed(typed, only, without)
     per_node = None
     if max_gpus is not None:
         if "ranks" in typed:
@@ -177,11 +183,12 @@ def _search(
         ranks = tuple(count for count in ranks if count <= max_gpus) if ranks else gpu_counts(most, per_node)
         placed["ranks"] = ranks[-1]
         typed.pop("ranks", None)
+    typed |= _adapter_dtype(typed)
     # Built first without what only some precisions allow, to learn the precision of the card.
     usual = default_precisions(build_plan({**words, **typed, **placed, "attention": None, "precision": None}))
     precisions = [typed["precision"]] if "precision" in typed else list(usual)
     base = build_plan({**words, **typed, **placed, "precision": precisions[0]})
-    if pure and "precision" not in typed:
+    if pure and "precision" not in typed and pure_precision(base) not in precisions:
         precisions.append(pure_precision(base))
     if only is not None or "strategy" in typed:
         strategies = [typed["strategy"]] if only is None else strategy_names(only)
@@ -207,6 +214,15 @@ def _search(
         runnable=runnable,
     )
     return job if keep_free is None else replace(job, keep_free=keep_free.of(job.capacity))
+
+
+def _adapter_dtype(typed: dict[str, Any]) -> dict[str, Any]:
+    """LoRA in float32, as PEFT keeps it beside weights of any dtype; engines with master copies have their own way."""
+    from memcalc.strategies import STRATEGIES
+
+    own = "strategy" in typed and STRATEGIES[typed["strategy"]].engine != "torch"
+    said = typed.get("adapter__kind") != "lora" or "adapter__dtype" in typed or own
+    return {} if said else {"adapter__dtype": "float32"}
 
 
 def _typed(typed: dict[str, Any], name: str) -> tuple[Any, ...] | None:
