@@ -82,6 +82,10 @@ def solve(plan: Plan, quantity: str | Quantity, limit: int) -> Solution:
             known[place] = _need(asked.change(plan, order[place]), limit)
         return known[place]
 
+    last = len(order) - 1
+    # One rank has neither buckets nor communicators, so that it may need less than any number of them.
+    if asked.fewest and need(last) <= limit and exactly_needed(asked.change(plan, order[last]), 0) <= limit:
+        return _solution(asked, plan, limit, order, last, len(known))
     if need(0) > limit:
         return _solution(asked, plan, limit, order, -1, len(known))
     low, high = 0, len(order)  # the first fits, and what is past the end does not
