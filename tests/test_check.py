@@ -140,7 +140,7 @@ def test_solve_in_every_format(run: Run) -> None:
 def test_solve_says_when_nothing_will_do(run: Run) -> None:
     result = run("solve", "gpt2-xl", "--for", "gpus", "--strategy", "ddp", "--gpu", "t4")
     assert result.exit_code == 1
-    assert result.stderr.startswith("memcalc: no number of GPUs will do: ddp needs ")
+    assert result.stderr.startswith("memcalc: none up to 4,096 GPUs will do: ddp needs ")
 
 
 def test_the_number_of_gpus_is_chosen_and_the_cost_is_said(run: Run) -> None:

@@ -13,6 +13,7 @@ from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.cli.recommended import brief, follow_up, nothing, shown
 from memcalc.errors import InputError
 from memcalc.files import check_output
+from memcalc.sound import MOST_RANKS
 from memcalc.tables import FORMATS, printable
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ CLOSED = (
 @plan_options
 @option(_S, "--global-batch", type=Whole(), metavar="N",
         help="Samples per optimizer step over all GPUs; accumulation follows from it.")  # fmt: skip
-@option(_S, "--max-gpus", type=Whole(), metavar="N", help="Choose the number of GPUs too, up to this many.")
+@option(
+    _S, "--max-gpus", type=Whole(most=MOST_RANKS), metavar="N", help="Choose the number of GPUs too, up to this many."
+)
 @option(_S, "--only", type=Names(), metavar="NAME,...",
         help="Strategies to choose from: names, or torch, deepspeed, megatron, all.  [default: torch]")  # fmt: skip
 @option(_S, "--without", type=Names(), metavar="NAME,...",

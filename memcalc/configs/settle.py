@@ -192,10 +192,9 @@ def _fill(
     if not model.context and not model.features and batch == Batch():  # known by its size alone
         del fields["micro_batch"]
     if file.batch_autos:
-        size = f"{whole.train} = {whole.micro} x {whole.accumulation} x {ranks // copies}"
-        notes.append(
-            f'{file.name}: {", ".join(file.batch_autos)} "auto": taken as {size}; --batch-size and --accumulation say otherwise'
-        )
+        taken = ", ".join(f'{key} "auto" is taken as {getattr(whole, part)}' for key, part in file.batch_autos.items())
+        size = f"{whole.train} samples = {whole.micro} x {whole.accumulation} x {ranks // copies} ranks"
+        notes.append(f"{file.name}: {taken} (a step of {size}); --batch-size and --accumulation say otherwise")
 
 
 def _spelled(key: str) -> str:
