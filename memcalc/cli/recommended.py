@@ -181,13 +181,14 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
-    from memcalc.assumptions import limits, uncounted
+    from memcalc.assumptions import limits, measured_here, uncounted
     from memcalc.recommend import TIE
     from memcalc.search import activations_known
 
     if not activations_known(found.search.base):
         yield "activations are not counted because no shape was given"
     yield from uncounted(found.search.base)
+    yield from measured_here(found.search.base)
     tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
     for limit in dict.fromkeys(limit for plan in tried for limit in limits(plan)):
         names = dict.fromkeys(plan.strategy for plan in tried if limit in limits(plan))
@@ -206,7 +207,7 @@ def _breaks(refusal: Refusal) -> str:
     """Which plan, how much too much, and the largest term at its peak."""
     plan = refusal.plan
     return (
-        f"{plan.strategy}, {brief(plan)}: up to {format_bytes(refusal.missing)} too much; at the peak in "
+        f"{plan.strategy}, {brief(plan)}: at the high end at least {format_bytes(refusal.missing)} too much; at the peak in "
         f"{refusal.moment} the largest part is {refusal.category}, {format_both(refusal.category_bytes)}"
     )
 
