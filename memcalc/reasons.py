@@ -9,7 +9,7 @@ from memcalc.choosing import Field
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["Known", "why"]
+__all__ = ["FORMS", "Known", "why"]
 
 # What each strategy sends in a step, which is what it costs in time.
 _SENDS = {
@@ -22,6 +22,14 @@ _SENDS = {
     "fsdp-hybrid-shard-grad-op": "shards within groups of ranks; weights are gathered once a micro batch, within a group",
     "fsdp-hybrid-shard": "shards within groups of ranks; weights are gathered twice a micro batch, within a group",
 }
+
+
+FORMS = (
+    "the loss is taken in chunks, so that logits are never whole",
+    "the optimizer's step is one fused kernel, without temporaries",
+    "states wait in host memory and cross the bus every step",
+)
+"""What a reason says of how a plan is carried out, which is the same for every plan that has it."""
 
 
 class Known:
@@ -106,9 +114,8 @@ def _on_checkpointing(plan: Plan, known: Known) -> str:
 
 
 def _on_forms(plan: Plan) -> str:
-    said = "; the loss is taken in chunks, so that logits are never whole" if plan.loss.chunk_head else ""
-    said += "; the optimizer's step is one fused kernel, without temporaries" if plan.optimizer_kind == "fused" else ""
-    return said + ("; states wait in host memory and cross the bus every step" if plan.offload.on else "")
+    here = (plan.loss.chunk_head, plan.optimizer_kind == "fused", plan.offload.on)
+    return "".join(f"; {said}" for said, there in zip(FORMS, here, strict=True) if there)
 
 
 def _on_batch(plan: Plan) -> str:

@@ -151,7 +151,11 @@ def _plan(job: Search, batch: tuple[int, int], **fields: object) -> Plan | None:
     """The plan, or None where choices cannot stand together, such as Adafactor on shards."""
     row, offload = STRATEGIES[str(fields["strategy"])], fields["offload"]
     if row.engine != "torch":
-        fields["precision"] = recipes(str(fields["precision"]))[-1]
+        precision, adapter = str(fields["precision"]), job.base.adapter
+        if adapter.freezes and adapter.dtype == "float32":  # such an engine updates adapters through float32 masters
+            fields["adapter"] = replace(adapter, dtype="weights")
+            precision = f"{precision}-master" if precision in ("bf16", "fp16") else precision
+        fields["precision"] = recipes(precision)[-1]
     if isinstance(offload, Offload) and offload.on and not job.base.offload.on and (row.gathers or row.zero_stage == 3):
         fields["offload"] = Offload(optimizer="cpu", parameters="cpu")
     try:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memcalc.adapters import Adapter
 from memcalc.checkpointing import Checkpointing
 from memcalc.choosing import SAME, row_key
 from memcalc.errors import InputError, PlanError
@@ -266,6 +267,29 @@ def test_without_a_gpu_or_a_capacity_there_is_nothing_to_fit_on() -> None:
 )  # fmt: skip
 def test_weights_stay_in_float32_unless_asked_otherwise(gpu: str | None, device: str, expected: str) -> None:
     assert default_precisions(replace(GPT2, gpu=gpu, device=device)) == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "gpu", "expected"),
+    [
+        (Adapter(kind="lora", dtype="float32"), "a100-80gb", "bf16"),
+        (Adapter(kind="lora", dtype="float32"), "t4", "fp16"),
+        (Adapter(kind="lora", dtype="float32"), "p100-16gb", "fp32"),
+        (Adapter(kind="lora"), "a100-80gb", "amp-bf16"),
+        (Adapter(kind="lora", dtype="float32", quantize="nf4"), "a100-80gb", "amp-bf16"),
+    ],
+)
+def test_frozen_weights_are_held_in_16_bit_beside_float32_adapters(adapter: Adapter, gpu: str, expected: str) -> None:
+    assert default_precisions(replace(GPT2, gpu=gpu, adapter=adapter)) == (expected,)
+
+
+def test_quantised_weights_are_a_remedy_where_frozen_ones_do_not_fit() -> None:
+    plan = replace(
+        GPT2, model=MODELS["llama-3-8b"], tokens=512, ranks=1, strategy="single", precision="bf16", gpu="rtx-3060",
+        adapter=Adapter(kind="lora", dtype="float32"),
+    )  # fmt: skip
+    assert not recommend(replace(plan, micro_batch=1), **FEW).plans
+    assert "--quantize nf4-double" in remedies(search(plan, **FEW))
 
 
 def test_micro_batches_are_powers_of_two_and_the_steps_between() -> None:

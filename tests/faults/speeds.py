@@ -68,6 +68,18 @@ FAULTS = [
         wrong="2.0 * forward",
     ),
     Fault(
+        name="frozen weights count a gradient in MFU that is never computed",
+        file="work.py",
+        right="(6 if w.trainable else 4)",
+        wrong="6",
+    ),
+    Fault(
+        name="frozen weights are held in float32 beside float32 adapters",
+        file="search.py",
+        right='return ({"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(usual, usual),)',
+        wrong="return (usual,)",
+    ),
+    Fault(
         name="coefficients are fitted on both halves of the sources",
         file="calibrate/published.py",
         right="row.half != half or ",

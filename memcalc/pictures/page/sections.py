@@ -71,7 +71,7 @@ _METERS = {
     "allocated": "torch.cuda.max_memory_allocated",
     "reserved": "torch.cuda.max_memory_reserved",
     "device": "what nvidia-smi shows",
-    "host": "RAM of the process",
+    "host": "buffers counted in RAM, not all of the process",
 }
 
 
