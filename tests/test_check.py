@@ -73,6 +73,11 @@ def test_a_run_on_cpu_cores_is_held_against_ram(
     assert said in line
 
 
+def test_examples_and_exit_codes_stand_before_the_options_of_a_plan(run: Run) -> None:
+    text = run("check", "--help").output
+    assert 0 < text.index("Examples:") < text.index("Exit codes:") < text.index("--params COUNT")
+
+
 def test_ranks_on_cpu_cores_share_ram_to_the_byte() -> None:
     found = estimate(Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=1, device="cpu", ranks=2, strategy="ddp"))
     least = next(ram for ram in count(2 * found.device.high) if int(ram * RAM_SHARE) // 2 == found.device.high)

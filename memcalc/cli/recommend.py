@@ -135,7 +135,7 @@ def command(
     if emit is not None:
         _emit(best, *emit, replace)
     if format == "table":
-        click.echo("" if launch else "\n" + "\n".join(follow_up(best, save_plan)))
+        click.echo("" if launch else "\n" + "\n".join(follow_up(best, save_plan or _emitted(emit))))
     if launch and out is not None:
         from memcalc.cli.launch import run_and_show
         from memcalc.training import Training
@@ -149,6 +149,13 @@ def _emit(plan: Plan, kind: str, folder: Path, replace: bool) -> None:
 
     for line in emit(plan, kind, folder, Training(), replace=replace):
         click.echo(f"memcalc: {printable(line)}", err=True)
+
+
+def _emitted(emit: tuple[str, Path] | None) -> Path | None:
+    """The plan that --emit wrote beside its launch file."""
+    from memcalc.configs.scripts import PLAN_FILE
+
+    return None if emit is None else emit[1] / PLAN_FILE
 
 
 def _search(
