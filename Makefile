@@ -39,7 +39,7 @@ $(ENGINES): $(INSTALLED)
 
 demo: $(INSTALLED) ## recommend a plan for a small GPT on this machine, train it on real text, compare
 	rm -rf runs/demo
-	$(VENV)/bin/memcalc recommend gpt2-small-text --launch --steps $(STEPS) --out runs/demo
+	$(VENV)/bin/memcalc recommend gpt2-small-text --global-batch 12 --launch --steps $(STEPS) --out runs/demo
 
 test: $(INSTALLED) $(ENGINES) ## all tests, with the doctests of the code and of the docs, two files at a time
 	$(PY) -m pytest -q $(TWO)

@@ -101,7 +101,7 @@ class Field:
             order: list[int] = []
             for members in self._by_ledger(each):
                 sizes = [each.micro_batches[k] for k in members]
-                self.groups.append(Group(each.shared(members[0]), sizes, limit, -1 if falls else None))
+                self.groups.append(Group(each.plan, each.rounds(members[0]), sizes, limit, -1 if falls else None))
                 group += [len(self.groups) - 1] * len(members)
                 place += range(len(members))
                 order += members

@@ -24,6 +24,9 @@ __all__ = [
 Values = Mapping[str, float]
 """Every coefficient's value by its name."""
 
+PLAUSIBLE = 1000
+"""How many times off the table's value a measured one may be: a slip or a damaged file is further off, no machine is."""
+
 CALIBRATED = Path(__file__).with_name("calibrated.json")
 
 
@@ -42,6 +45,12 @@ class Coefficient:
     @property
     def fitted(self) -> bool:
         return self.low < self.high
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """What a file may say: within a thousand times of the table's value either way, since no machine is further off,
+        and not above 1 where the table is below (shares, and seconds of single operations)."""
+        return self.value / PLAUSIBLE, min(self.value * PLAUSIBLE, 1.0 if self.value < 1 else float("inf"))
 
 
 COEFFICIENTS: Catalog[Coefficient] = Catalog(
@@ -299,10 +308,16 @@ class Own:
 def calibration_file() -> Path:
     """Where this machine's numbers are kept: MEMCALC_CALIBRATION, else in the user's configuration folder
     (XDG Base Directory Specification)."""
-    if said := os.environ.get("MEMCALC_CALIBRATION"):
+    said = os.environ.get
+    return _calibration_file(said("MEMCALC_CALIBRATION", ""), said("XDG_CONFIG_HOME", ""), said("HOME", ""))
+
+
+@lru_cache(maxsize=4)
+def _calibration_file(said: str, base: str, home: str) -> Path:
+    """The same; a search asks thousands of times."""
+    if said:
         return Path(said)
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "memcalc" / "calibration.json"
+    return (Path(base) if base else (Path(home) if home else Path.home()) / ".config") / "memcalc" / "calibration.json"
 
 
 def own_calibration() -> Own | None:
@@ -340,4 +355,7 @@ def read_values(path: Path) -> dict[str, float]:
             raise FileError(f"{path}: {UnknownNameError('coefficient', name, list(COEFFICIENTS))}")
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 1e18:
             raise FileError(f"{path}: {name} is {shorten(str(value))}, not a number above 0; {cure}")
+        low, high = COEFFICIENTS[name].limits
+        if not low <= value <= high:
+            raise FileError(f"{path}: {name} {value:g} must be between {low:g} and {high:g}; {cure}")
     return {name: float(value) for name, value in found.items()}

@@ -11,7 +11,7 @@ from typing import Any
 
 from memcalc.errors import FileError, shorten
 
-__all__ = ["read_bytes", "read_json", "read_text", "write_bytes", "write_text"]
+__all__ = ["check_output", "read_bytes", "read_json", "read_text", "write_bytes", "write_text"]
 
 _LIMIT = 64 * 2**20  # a plan, a config or a result is far smaller; a slip of the path should not fill the RAM
 
@@ -69,12 +69,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     A link stays one: its target is written. Raises FileError.
     """
     try:
-        # A rename would put a file in the place of a device such as /dev/null.
-        if path.exists() and not path.is_file():
-            raise FileError(
-                f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}; give the name of a file"
-            )
-        path = path.resolve()
+        path = _target(path)
         mode = path.stat().st_mode & 0o777 if path.exists() else 0o644
         import tempfile  # takes as long as all of memcalc's own small modules, and an estimate writes nothing
 
@@ -91,6 +86,34 @@ def write_bytes(path: Path, data: bytes) -> None:
             raise
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: resolve() in a circle of links
         raise FileError(f"{path} cannot be written: {_cause(error)}") from None
+
+
+def check_output(path: Path) -> None:
+    """Raises FileError where ``write_bytes`` would, and leaves nothing there: for commands that work long before they write.
+
+    >>> check_output(Path("no-such-folder/plan.json"))
+    Traceback (most recent call last):
+    memcalc.errors.FileError: no-such-folder/plan.json cannot be written: there is no folder no-such-folder
+    """
+    try:
+        folder = _target(path).parent
+        import tempfile
+
+        with tempfile.TemporaryFile(dir=folder):  # root may write to folders that take no file, such as /proc
+            pass
+    except (OSError, ValueError, RuntimeError) as error:
+        raise FileError(f"{path} cannot be written: {_cause(error)}") from None
+
+
+def _target(path: Path) -> Path:
+    """The file that is written, without links."""
+    # A rename would put a file in the place of a device such as /dev/null.
+    if path.exists() and not path.is_file():
+        raise FileError(f"{path} is {'a folder' if path.is_dir() else 'not a regular file'}; give the name of a file")
+    target = path.resolve()
+    if not target.parent.exists():
+        raise FileError(f"{path} cannot be written: there is no folder {path.parent}")
+    return target
 
 
 def _refuse(constant: str) -> None:

@@ -154,7 +154,9 @@ def depth_of(plan: Plan) -> Depth | None:
 class Group:
     """Plans of one structure that share a ledger, by rising micro batch. What fits is found when it is asked for."""
 
-    plan: Plan
+    structure: Plan
+    rounds: int
+    """Micro batches of a step that the ledger plays."""
     micro_batches: list[int]
     limit: int
     largest: int | None = None
@@ -163,6 +165,11 @@ class Group:
     """``bound`` has been asked."""
     played: bool = False
     """The ledger itself was needed."""
+
+    @property
+    def plan(self) -> Plan:
+        """The plan whose ledger serves all: made when it is asked for, as most are never looked at."""
+        return replace(self.structure, micro_batch=self.micro_batches[0], accumulation=self.rounds)
 
     def bound(self) -> int:
         """No micro batch beyond this index fits, told without the ledger."""
@@ -179,7 +186,8 @@ class Group:
         """The largest micro batch that fits, by bisection: a larger one never needs less."""
         if self.largest is None:
             self.played = True
-            self.largest = self._bisect(lambda size: peak_of(replace(self.plan, micro_batch=size)))
+            plan = self.plan
+            self.largest = self._bisect(lambda size: peak_of(replace(plan, micro_batch=size)))
         return self.largest
 
     def _bisect(self, peak: Callable[[int], int]) -> int:

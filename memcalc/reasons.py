@@ -37,7 +37,7 @@ class Known:
 
     def __init__(self, field: Field) -> None:
         self.field = field
-        self.owners: dict[Plan, int] = {_open(each.plan): number for number, each in enumerate(field.structures)}
+        self.owners = {_open(each.plan): number for number, each in enumerate(field.structures)}
         self.groups: dict[int, list[int]] = {}
         for group, owner in dict(zip(field.group.tolist(), field.owner.tolist(), strict=True)).items():
             self.groups.setdefault(owner, []).append(group)
@@ -68,9 +68,9 @@ class Known:
         return most
 
 
-def _open(plan: Plan) -> Plan:
-    """The same with what varies in a structure set aside."""
-    return replace(plan, micro_batch=min(plan.micro_batch, 1), accumulation=1)
+def _open(plan: Plan) -> tuple[object, ...]:
+    """All of a plan but what varies in a structure."""
+    return tuple(getattr(plan, name) for name in Plan.__slots__ if name not in ("micro_batch", "accumulation"))
 
 
 def why(plan: Plan, known: Known) -> str:

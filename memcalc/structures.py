@@ -45,10 +45,6 @@ class Structure:
         """The plan of the smallest micro batch, which needs least unless it accumulates for it."""
         return self.at(min(range(len(self.micro_batches)), key=self.micro_batches.__getitem__))
 
-    def shared(self, index: int) -> Plan:
-        """The plan whose ledger serves all with as many rounds."""
-        return replace(self.plan, micro_batch=self.micro_batches[index], accumulation=self.rounds(index))
-
     def rounds(self, index: int) -> int:
         """Plans of a structure with as many rounds share a ledger."""
         count = self.accumulations[index]
@@ -76,6 +72,7 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
 
 def structures(job: Search) -> Iterator[Structure]:
     """Every structure whose choices can stand together."""
+    choices = list(_choices(job))
     for ranks, tensor, pipeline in product(job.ranks, job.tensors, job.pipelines):
         nodes, layout = job.nodes(ranks), _layout(job, tensor, pipeline)
         if ranks % nodes or ranks % layout.model_parallel:
@@ -84,7 +81,7 @@ def structures(job: Search) -> Iterator[Structure]:
         if not batches:
             continue
         for strategy, fsdp in _divisions(job, ranks, nodes, layout):
-            for choice in _choices(job):
+            for choice in choices:
                 plan = _plan(
                     job, batches[0], ranks=ranks, nodes=nodes, layout=layout, strategy=strategy, fsdp=fsdp, **choice
                 )

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from math import exp
@@ -156,6 +161,9 @@ def test_a_card_that_was_measured_has_its_own_context(own: Callable[[dict[str, A
         ('{"memcalc_calibration": 1, "device": "cpu", "coefficients": {"cpu-lnk": 1}}', "did you mean"),
         ('{"memcalc_calibration": 1, "device": "cpu", "coefficients": {"cpu-link": -1}}', "not a number above 0"),
         ('{"memcalc_calibration": 1, "device": "cpu", "coefficients": {"cpu-link": "fast"}}', "not a number above 0"),
+        ('{"memcalc_calibration": 1, "device": "cpu", "coefficients": {"cpu-core-flops": 1e-300}}',
+         r"cpu-core-flops 1e-300 must be between 1e\+08 and 1e\+14"),
+        ('{"memcalc_calibration": 1, "device": "cpu", "coefficients": {"overlap-ddp": 1.5}}', "overlap-ddp 1.5 must be"),
         ('{"memcalc_calibration": 1, "device": "cuda", "context": "x", "coefficients": {"cpu-link": 1}}', "context"),
     ],
 )  # fmt: skip
@@ -189,6 +197,12 @@ def test_the_command_measures_and_keeps(machine_of_two: None, tmp_path: Path, mo
     assert found["coefficients"]["cpu-core-flops"] == 5e10
     assert found["measured"]["ranks"] == 2
     assert read_values(path) == found["coefficients"]
+    assert done.stderr == f"written to {path}; recommendations for this machine use it\n"
+    other = tmp_path / "other.json"
+    done = memcalc("calibrate", "-o", str(other))
+    assert (
+        f"written to {other}; recommendations for this machine use it with MEMCALC_CALIBRATION={other}\n" in done.stderr
+    )
 
 
 @pytest.fixture
@@ -218,3 +232,28 @@ def test_what_is_in_use_is_shown(format_: str) -> None:
     done = memcalc("calibrate", "--show", "--format", format_)
     assert done.exit_code == 0
     assert "efficiency-hopper" in done.output
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="looks for processes in Linux's table")
+def test_a_signal_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
+    words = [sys.executable, "-m", "memcalc", "calibrate", "--device", "cpu", "--ranks", "1"]
+    words += ["-o", str(tmp_path / "own.json")]
+    started = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)})
+    assert started.stderr is not None
+    assert "measuring" in started.stderr.readline()
+    while not list(tmp_path.glob("memcalc-*/errors.log")):  # the ranks are being started
+        time.sleep(0.01)
+    time.sleep(0.2)
+    started.send_signal(signal.SIGTERM)
+    said = started.communicate(timeout=30)[1]
+    assert started.returncode == 128 + signal.SIGTERM
+    assert "stopped by SIGTERM; no process of the run is left" in said
+    assert not list(tmp_path.iterdir())
+    assert not [path for path in Path("/proc").glob("[0-9]*/environ") if str(tmp_path).encode() in _bytes(path)]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # gone meanwhile, or another user's
+        return b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import time
@@ -130,3 +131,26 @@ def test_giant_names_are_refused_at_once(tmp_path: Path) -> None:
 def test_what_is_no_yaml_is_said_with_its_reason() -> None:
     with pytest.raises(FileError, match=r"the character U\+0000 at position 4 is none of YAML's"):
         parse_text("a: b\0", "fsdp.yaml")
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("it worked before it looked")
+
+    for name in (
+        "recommend.recommend", "calibrate.machine.measure", "calibrate.published.fit", "estimate.estimate",
+        "cli.report.subject", "cli.plot.subject",
+    ):  # fmt: skip
+        where, _, what = f"memcalc.{name}".rpartition(".")
+        monkeypatch.setattr(importlib.import_module(where), what, work)
+    cpu = ("gpt2-tiny", "--device", "cpu", "--gpus", "1")
+    for words, end in [
+        (("recommend", *cpu, "--save-plan"), "json"), (("estimate", *cpu, "--save-plan"), "json"),
+        (("calibrate", "--device", "cpu", "--ranks", "1", "-o"), "json"), (("calibrate", "--published", "-o"), "json"),
+        (("report", *cpu, "-o"), "html"), (("plot", *cpu, "-o"), "svg"),
+    ]:  # fmt: skip
+        target = tmp_path / "none" / f"out.{end}"
+        assert f"{target} cannot be written: there is no folder {target.parent}" in refused(*words, target)
+    assert not list(tmp_path.iterdir())

@@ -74,7 +74,7 @@ MISTAKES = [
     (["estimate", "gpt2", "--heads"], "requires an argument"),
     (["estimate", "gpt2", "more"], "unexpected extra argument"),
     (["estimate", "gpt2", "--check"], "--check needs --gpu NAME"),
-    (["estimate", "gpt2", "--save-plan", "no/folder/plan.json"], "cannot be written: no such file or directory"),
+    (["estimate", "gpt2", "--save-plan", "no/folder/plan.json"], "cannot be written: there is no folder no/folder"),
     (["estimate", "gpt2", "--save-plan", ""], "--save-plan '' is not a path"),
     (["estimate", "--params", "1e9", "--input-shape", "3x0"], "--input-shape 0 must be at least 1"),
     (["bench", ""], "FILE '' is not a path"),

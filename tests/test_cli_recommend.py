@@ -241,7 +241,7 @@ def test_when_nothing_fits_it_exits_with_1_and_says_what_would(run: Run) -> None
         ),
         (["gpt2", "--gpu", "t4", "--launch"], "--launch needs --out"),
         (["gpt2", "--gpu", "t4", "--steps", "5"], "belong to --launch"),
-        (["gpt2", "--gpu", "t4", "--save-plan", "no/such/plan.json"], "no such file"),
+        (["gpt2", "--gpu", "t4", "--save-plan", "no/such/plan.json"], "there is no folder no/such"),
         (["gpt2", "--gpu", "t4", "--heads", "7"], "7"),
         (["--gpu", "t4"], "give a model"),
     ],

@@ -124,7 +124,7 @@ def main(arguments: list[str]) -> None:
 
     def said(what: str) -> None:
         if rank == 0:
-            print(what, file=sys.stderr, flush=True)
+            print(what, flush=True)
 
     found = measure(device, said)
     if rank == 0:

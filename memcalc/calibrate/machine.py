@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
@@ -13,39 +12,30 @@ from typing import Any
 
 from memcalc.coefficients import COEFFICIENTS
 from memcalc.errors import RunError
-from memcalc.files import read_json
+from memcalc.files import read_json, read_text
 from memcalc.hardware import GPUS
 from memcalc.launch import command, environment, require_torch
+from memcalc.supervise import stop_signals, supervise
 from memcalc.throughput import generation
 
 __all__ = ["coefficients", "measure", "record"]
 
-SECONDS = 600
-"""After which a measurement that hangs is given up."""
-
 
 def measure(device: str, ranks: int, said: Callable[[str], None] = lambda what: None) -> dict[str, Any]:
-    """Run ``trainers.speeds`` under torchrun and return what it measured. Raises RunError, or what a missing torch raises."""
+    """Run ``trainers.speeds`` under torchrun and return what it measured.
+
+    Raises RunError, Stopped on a signal (no process and no folder is left), or what a missing torch raises.
+    """
     require_torch()
-    with tempfile.TemporaryDirectory(prefix="memcalc-") as folder:
+    with stop_signals(), tempfile.TemporaryDirectory(prefix="memcalc-") as folder:
         out = Path(folder) / "speeds.json"
         call = command(ranks, "trainers.speeds", str(out), device)
         said(f"measuring with {ranks} rank{'s' * (ranks > 1)} on {device}")
-        lines: list[str] = []
-        with subprocess.Popen(
-            call, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment(os.environ)
-        ) as process:
-            assert process.stderr is not None
-            try:
-                for line in process.stderr:
-                    lines.append(line.strip())
-                    if not line.startswith((" ", "[", "W", "*")) and line.strip():
-                        said(line.strip())
-                code = process.wait(timeout=SECONDS)
-            except BaseException:
-                process.terminate()
-                raise
+        # There is nothing to save, so a signal kills the ranks at once.
+        log = Path(folder) / "errors.log"
+        code = supervise(call, environment=environment(os.environ), errors=log, show=said, grace_seconds=0)
         if code or not out.is_file():
+            lines = [line.strip() for line in read_text(log).splitlines() if line.strip()]
             last = next((line for line in reversed(lines) if "Error" in line), "; ".join(lines[-1:]))
             raise RunError(f"measuring this machine failed with exit code {code}: {last or 'nothing was said'}")
         found = read_json(out, "the measurement")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from datetime import datetime, timezone
 from pathlib import Path
@@ -13,7 +14,7 @@ import click
 from memcalc.cli.kinds import File, Name, Whole
 from memcalc.coefficients import CALIBRATED, COEFFICIENTS, calibration_file, values
 from memcalc.errors import InputError
-from memcalc.files import write_text
+from memcalc.files import check_output, write_text
 from memcalc.tables import FORMATS, render
 
 __all__ = ["command"]
@@ -113,6 +114,7 @@ def _measure(device: str | None, ranks: int | None, output: Path | None, format_
     target = output or calibration_file()
     if output is None:
         target.parent.mkdir(parents=True, exist_ok=True)
+    check_output(target)
     found = measure(kind, count, _said)
     write_text(target, record(found, datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")))
     new = {name: float(f"{value:.4g}") for name, value in coefficients(found).items()}
@@ -120,7 +122,10 @@ def _measure(device: str | None, ranks: int | None, output: Path | None, format_
     if format_ == "table":
         widths = [(each["dtype"], each["width"], f"{each['flops'] / 1e9:.4g}") for each in found["products"]]
         click.echo("\n" + render(widths, ("dtype", "width of a product", "GFLOP/s"), format_))
-    _said(f"written to {target}; recommendations for this machine use it")
+    used = target.resolve() == calibration_file().resolve()
+    _said(
+        f"written to {target}; recommendations for this machine use it{'' if used else f' with MEMCALC_CALIBRATION={shlex.quote(str(target))}'}"
+    )
 
 
 def _fit(file: Path | None, output: Path | None, format_: str) -> None:
@@ -128,9 +133,10 @@ def _fit(file: Path | None, output: Path | None, format_: str) -> None:
     from memcalc.calibrate.published import HALVES, fit, spread_of, text
     from memcalc.cli.bench_throughput import FACTS
 
+    target = output or CALIBRATED
+    check_output(target)
     rows = read_timings(file or FACTS)
     found = fit(rows, _said)
-    target = output or CALIBRATED
     write_text(target, text(found, (file or FACTS).name))
     spreads = {half: spread_of(rows, found.coefficients, half) for half in HALVES}
     _print(

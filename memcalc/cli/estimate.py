@@ -15,6 +15,7 @@ from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
 from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
+from memcalc.files import check_output
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.tables import FORMATS
@@ -78,6 +79,8 @@ def command(
     from memcalc.cli.summary import explanation, summary
     from memcalc.estimate import estimate
 
+    if save_plan is not None:
+        check_output(save_plan)
     plan = planned(plan_file, config, scale, words)
     slow: AbstractContextManager[None] = nullcontext()
     if plan.model.blocks >= SLOW:

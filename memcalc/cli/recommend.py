@@ -12,6 +12,7 @@ from memcalc.cli.kinds import File, Free, Name, Names, Share, Whole
 from memcalc.cli.options import Command, build_plan, given, option, plan_options, training_tokens
 from memcalc.cli.recommended import brief, follow_up, nothing, shown
 from memcalc.errors import InputError
+from memcalc.files import check_output
 from memcalc.tables import FORMATS, printable
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def command(
         raise InputError("--launch needs --out DIR, a new folder for the run")
     if replace and emit is None:
         raise InputError("--replace belongs to --emit")
+    if save_plan is not None:
+        check_output(save_plan)
     if emit is not None:
         from memcalc.configs.emit import check_target
 

@@ -14,7 +14,7 @@ from memcalc.cli.kinds import File
 from memcalc.cli.options import Command, option, plan_options
 from memcalc.cli.subject import RunFolder, Saved, Subject, rehearsal_of, subject, takes
 from memcalc.errors import InputError, shorten
-from memcalc.files import write_text
+from memcalc.files import check_output, write_text
 from memcalc.tables import printable
 from memcalc.units import format_bytes
 
@@ -49,6 +49,7 @@ def command(config: Path | None, scale: int | None, out: Path | None, rehearse: 
         raise InputError("memcalc report writes a page; say where with -o report.html")
     if out.suffix.lower() not in (".html", ".htm"):
         raise InputError(f"{shorten(str(out))} says no page; end its name in .html")
+    check_output(out)
     from memcalc.pictures.page.report import Report, alternatives, page
     from memcalc.pictures.page.timeline import COLUMNS
     from memcalc.pictures.step import of_rank, of_timeline, step

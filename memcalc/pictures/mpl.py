@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import InputError, shorten
-from memcalc.files import write_bytes
+from memcalc.files import check_output, write_bytes
 from memcalc.palette import CATEGORY, DARK, LIGHT, SERIES, Surface
 from memcalc.pictures.step import Step
 from memcalc.pictures.sweep import LABEL, Sweep
@@ -42,13 +42,14 @@ _ABOVE = 1.04
 
 
 def check_target(path: Path) -> None:
-    """Raises InputError for a name that says no format, or where matplotlib is not installed."""
+    """Raises InputError for a name that says no format, or where matplotlib is not installed, FileError where no file can be."""
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"{shorten(str(path))} says no format of a figure; end its name in {' or '.join(SUFFIXES)}")
     if find_spec("matplotlib") is None:
         raise InputError(
             "a figure as PNG or SVG needs matplotlib: pip install 'matplotlib>=3.8'; without -o it is drawn as text"
         )
+    check_output(path)
 
 
 def save_step(figure: Step, path: Path, theme: str = "light") -> None:

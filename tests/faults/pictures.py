@@ -31,10 +31,4 @@ FAULTS = [
         right='.replace("<", "\\\\u003c")',
         wrong="",
     ),
-    Fault(
-        name="the peaks of two sources of one step lie in different columns",
-        file="pictures/layers.py",
-        right="share = _aligned(share, timeline, phase, onto, place)",
-        wrong="pass",
-    ),
 ]
