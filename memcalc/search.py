@@ -39,6 +39,7 @@ EVERY = (2,)
 """Blocks that one checkpoint spans, beside all blocks one by one: fewer are kept, and more is alive while one runs again."""
 
 ENGINES = ("torch", "deepspeed", "megatron")
+GROUPS = (*ENGINES, "all")
 """Groups of strategies that may be named together: the engines that run them."""
 
 
@@ -110,7 +111,7 @@ def search(
     runnable: bool = False,
 ) -> Search:
     """The open choices of a job; an argument that is given is the whole choice, and so are degrees of tensor and pipeline
-    parallel, a form of the loss, offload and a way to checkpoint selectively that the base has. ``without`` takes strategies and the names of ``WITHOUT`` away again. Raises InputError.
+    parallel, a form of the loss, offload and a way to checkpoint selectively that the base has. ``without`` takes strategies, their groups and the names of ``WITHOUT`` away again. Raises InputError.
 
     Weights stay in float32 unless asked otherwise: a GPU with bfloat16 gets amp-bf16, an older one with tensor
     cores amp-fp16, a CPU fp32. Pure 16-bit training changes what is learned, so it is never chosen unasked; frozen
@@ -152,19 +153,21 @@ def search(
         global_batch=global_batch,
         runnable=runnable,
     )
-    return _less(job, without)
+    return _less(job, tuple(without))
 
 
-def _less(job: Search, without: Iterable[str]) -> Search:
+def _less(job: Search, without: Sequence[str]) -> Search:
     for name in without:
         if name in WITHOUT:
             job = replace(job, **WITHOUT[name](job))
-        elif name in STRATEGIES:
-            job = replace(job, strategies=tuple(each for each in job.strategies if each != STRATEGIES[name].name))
+        elif name in STRATEGIES or name in GROUPS:
+            gone = strategy_names([name])
+            job = replace(job, strategies=tuple(each for each in job.strategies if each not in gone))
         else:
-            raise UnknownNameError("choice", name, [*WITHOUT, *STRATEGIES])
+            raise UnknownNameError("choice", name, [*WITHOUT, *STRATEGIES, *GROUPS])
     if not job.strategies:
-        raise InputError("no strategy is left to choose from")
+        said = f"--without {','.join(without)} leaves no strategy" if without else "no strategy is left"
+        raise InputError(f"{said} to choose from; name others with --only")
     return job
 
 
@@ -196,7 +199,7 @@ def strategy_names(words: Iterable[str]) -> list[str]:
         elif word in STRATEGIES:
             found.append(STRATEGIES[word].name)
         else:
-            raise UnknownNameError("strategy", word, [*STRATEGIES, *ENGINES, "all"])
+            raise UnknownNameError("strategy", word, [*STRATEGIES, *GROUPS])
     return list(dict.fromkeys(found))
 
 

@@ -13,6 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from memcalc.cli.app import app
+from memcalc.cli.closed import _ASKED
+from memcalc.cli.recommend import CLOSED
 from memcalc.configs.text import parse_text
 from memcalc.errors import LONGEST, FileError, UnknownNameError
 from memcalc.hf.reading import UnknownModelType, of_config, read_model
@@ -21,6 +23,7 @@ from memcalc.layout import Layout
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.rehearsal import unrehearsed
+from memcalc.search import WITHOUT, search
 from memcalc.training import Training
 
 TINY = Plan(model=MODELS["gpt2-tiny"], tokens=16, micro_batch=1, device="cpu", optimizer_kind="for-loop")
@@ -154,3 +157,32 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
         target = tmp_path / "none" / f"out.{end}"
         assert f"{target} cannot be written: there is no folder {target.parent}" in refused(*words, target)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("without", "other"),
+    [
+        ("checkpointing", "--checkpointing full"), ("checkpointing", "--reentrant"), ("every-n", "--checkpointing every-2"),
+        ("selective", "--checkpoint-policy matrix-products"), ("tensor-parallel", "--tensor-parallel 2"),
+        ("pipeline-parallel", "--pipeline-parallel 2"), ("fused", "--optimizer-kind fused"), ("ddp", "--only ddp"),
+        ("chunked-loss", "--loss-chunks 8"), ("offload", "--offload-optimizer cpu"), ("ddp", "--only ddp,zero-1"),
+        ("zero-1", "--strategy zero-1"), ("torch", "--strategy ddp"),
+    ],
+)  # fmt: skip
+def test_what_is_closed_and_asked_for_is_refused(without: str, other: str) -> None:
+    said = refused("recommend", "gpt2", "--gpus", "2", "--gpu", "t4", "--without", without, *other.split())
+    assert said == f"memcalc: --without {without} and {other} contradict each other; leave one out\n"
+
+
+def test_every_choice_that_can_be_closed_can_be_asked_for() -> None:
+    assert set(_ASKED) == set(WITHOUT) == set(CLOSED)
+
+
+def test_groups_of_strategies_are_left_out_together() -> None:
+    job = search(
+        replace(TINY, ranks=2, strategy="ddp"), capacity=2**33, strategies=["ddp", "deepspeed-2"], without=["torch"]
+    )
+    assert job.strategies == ("deepspeed-2",)
+    for group in ("torch", "all"):
+        said = refused("recommend", "gpt2", "--gpus", "2", "--gpu", "t4", "--without", group)
+        assert f"--without {group} leaves no strategy to choose from; name others with --only" in said

@@ -24,6 +24,7 @@ from memcalc.layout import Layout
 from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
+from memcalc.recorder import granularity
 from memcalc.recommend import TIE, candidates, next_plan, recommend
 from memcalc.remedies import remedies
 from memcalc.search import MICRO_BATCHES, Search, default_precisions, gpu_counts, search
@@ -513,6 +514,27 @@ def test_the_line_through_two_shallow_models_lies_below_the_peak(
             ranks=1 if strategy == "single" else ranks, checkpoint_every=every, precision="amp-bf16",
         )  # fmt: skip
         depth = depth_of(plan)
-        assert (depth is None) == (strategy == "zero-1" or deep.family == "size")
+        assert (depth is None) == (strategy == "zero-1" or deep.family == "size" or bool(deep.dense_layers))
         if depth is not None:
             assert depth.peak(2) <= peak_of(plan)
+
+
+@given(plans())
+@settings(max_examples=40, deadline=None)
+def test_a_fused_step_is_spared_temporaries_and_adds_counters_alone(plan: Plan) -> None:
+    """What the search takes for granted when one of the two is too large."""
+    with contextlib.suppress(InputError):
+        fused, usual = replace(plan, optimizer_kind="fused"), replace(plan, optimizer_kind="foreach")
+        counters = granularity(plan.device) * sum(weight.trainable for weight in plan.weights)
+        assert peak_of(fused) - counters <= peak_of(usual)
+
+
+@given(plans(), st.integers(1, 3), st.integers(1, 3))
+@settings(max_examples=40, deadline=None)
+def test_a_plan_with_less_of_everything_is_never_slower(plan: Plan, micro_batch: int, rounds: int) -> None:
+    with contextlib.suppress(InputError):
+        more = replace(
+            plan, micro_batch=plan.micro_batch * micro_batch, accumulation=plan.accumulation * rounds,
+            model=replace(plan.model, layers=2 * plan.model.layers) if plan.model.layers == plan.model.blocks else plan.model,
+        )  # fmt: skip
+        assert step_time(plan).total <= step_time(more).total * (1 + 1e-12)

@@ -59,7 +59,7 @@ CLOSED = (
 @option(_S, "--only", type=Names(), metavar="NAME,...",
         help="Strategies to choose from: names, or torch, deepspeed, megatron, all.  [default: torch]")  # fmt: skip
 @option(_S, "--without", type=Names(), metavar="NAME,...",
-        help=f"Strategies to leave out, or: {', '.join(CLOSED)}.")  # fmt: skip
+        help=f"Strategies to leave out, named as for --only, or: {', '.join(CLOSED)}.")  # fmt: skip
 @option(_S, "--keep-free", type=Share(), metavar="SHARE", help="Memory that shall stay free on each GPU: 10%, or 4GiB.")
 @option(_S, "--allow-pure-16bit", is_flag=True, help="Also try 16-bit weights and optimizer states.")
 @option(_S, "--top", type=Whole(), default="5", metavar="N", help="Plans to show, one per structure.  [default: 5]")
@@ -156,6 +156,7 @@ def _search(
     """The search that was said in words, on the named GPUs or on this machine."""
     from dataclasses import replace
 
+    from memcalc.cli.closed import check_closed
     from memcalc.search import NODE_GPUS, default_precisions, gpu_counts, pure_precision, search, strategy_names
 
     typed = given(words)
@@ -163,6 +164,7 @@ def _search(
         raise InputError("--global-batch decides the accumulation; leave out --accumulation")
     if only is not None and "strategy" in typed:
         raise InputError("--strategy and --only both say what to choose from; leave one out")
+    check_closed(typed, only, without)
     per_node = None
     if max_gpus is not None:
         if "ranks" in typed:

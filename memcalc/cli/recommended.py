@@ -198,7 +198,7 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
-    from memcalc.assumptions import crowded, limits, uncounted
+    from memcalc.assumptions import crowded, limits, measured_here, uncounted
     from memcalc.recommend import TIE
     from memcalc.search import activations_known
 
@@ -206,6 +206,7 @@ def _remarks(found: Recommendation) -> Iterator[str]:
     if not activations_known(found.search.base):
         yield "activations are not counted because no shape was given"
     yield from uncounted(found.search.base)
+    yield from measured_here(found.search.base)
     yield from _frozen_in(found.search)
     most = max(tried, key=lambda plan: plan.ranks)
     yield from crowded(most)
@@ -249,7 +250,7 @@ def _breaks(refusal: Refusal) -> str:
     """Which plan, how much too much, and the largest term at its peak."""
     plan = refusal.plan
     return (
-        f"{plan.strategy}, {brief(plan)}: up to {format_bytes(refusal.missing)} too much; at the peak in "
+        f"{plan.strategy}, {brief(plan)}: at the high end at least {format_bytes(refusal.missing)} too much; at the peak in "
         f"{refusal.moment} the largest part is {refusal.category}, {format_both(refusal.category_bytes)}"
     )
 
