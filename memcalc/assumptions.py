@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from memcalc.coefficients import own_calibration
 from memcalc.compute import Compute
 from memcalc.engines import ENGINES
+from memcalc.hardware import LARGE_NODES, NODE_GPUS
 from memcalc.kernels import refusal
 from memcalc.ledger import peaks
 from memcalc.outside import communicators
@@ -18,7 +19,7 @@ from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
 __all__ = [
-    "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "doubts", "limits",
+    "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "crowded", "doubts", "limits",
     "measured_here",
     "uncounted", "undivided",
 ]  # fmt: skip
@@ -151,6 +152,19 @@ def measured_here(plan: Plan) -> list[str]:
     return [f"this machine was measured by memcalc calibrate ({own.made}): {what} its own, from {own.path}"]
 
 
+def crowded(plan: Plan) -> list[str]:
+    """That more GPUs than machines are built with are taken to be in one, in a sentence."""
+    most = LARGE_NODES.get(plan.gpu or "", NODE_GPUS)
+    if plan.device == "cpu" or plan.nodes > 1 or plan.ranks <= most:
+        return []
+    few = -(-plan.ranks // most)
+    return [
+        f"all {plan.ranks} GPUs are taken to be in 1 machine; where they are in more, say so: --nodes {few} for {most} in each"
+        if plan.ranks % few == 0
+        else f"all {plan.ranks} GPUs are taken to be in 1 machine; where they are in more, say so: --nodes N"
+    ]
+
+
 def doubts(plan: Plan, rehearsal: Rehearsed | None = None) -> list[str]:
     """What could make the estimate wrong, in sentences: what is not counted first, then what was guessed."""
     said = uncounted(plan)
@@ -185,6 +199,7 @@ def doubts(plan: Plan, rehearsal: Rehearsed | None = None) -> list[str]:
             "of tokens x tokens, as transformers makes it, also where only some layers have the window"
         )
     said += [*plan.model.notes, *dropout(plan)]
+    said += crowded(plan)
     if plan.device == "cpu":
         return [*said, "one thread per rank; scratch memory inside oneDNN's kernels is not counted"]
     if plan.compute.compile and not plan.family.opaque:

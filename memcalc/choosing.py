@@ -20,6 +20,8 @@ from memcalc.throughput import step_times
 
 __all__ = ["SAME", "TIE", "Field", "Key", "row_key", "seconds_per_sample"]
 
+_BUT_KIND = tuple(name for name in Plan.__slots__ if name not in ("micro_batch", "accumulation", "optimizer_kind"))
+
 TIE = 0.03
 """Plans this close in predicted time count as equal: one layout measured twice differs by 2.8 % (110.48 and
 113.54 s, bigscience chronicles of tr11-176B), so a smaller lead is noise."""
@@ -65,7 +67,7 @@ class Looked:
     by_states: int
     """Structures whose states alone are too much."""
     by_depth: int
-    """Structures that fall by a line through two shallow models."""
+    """Structures that fall by a line through two shallow models, or with their like whose optimizer is fused."""
     ledgers: int
     """Structures whose own ledger was played."""
     refuted: int
@@ -101,13 +103,14 @@ class Field:
             order: list[int] = []
             for members in self._by_ledger(each):
                 sizes = [each.micro_batches[k] for k in members]
-                self.groups.append(Group(each.shared(members[0]), sizes, limit, -1 if falls else None))
+                self.groups.append(Group(each.plan, each.rounds(members[0]), sizes, limit, -1 if falls else None))
                 group += [len(self.groups) - 1] * len(members)
                 place += range(len(members))
                 order += members
             owner += [number] * len(order)
             index += order
             self.entries.append(start + np.argsort(np.array(order, np.int64)))
+        self.unfused = self._unfused()
         self.group, self.place = np.array(group, np.int64), np.array(place, np.int64)
         self.owner, self.index = np.array(owner, np.int64), np.array(index, np.int64)
         self.fitting = np.array([len(g.micro_batches) - 1 if g.largest is None else -1 for g in self.groups], np.int64)
@@ -146,6 +149,15 @@ class Field:
         self.seconds[self.entries[number]] = seconds_per_sample(self.structures[number])
         self.timed[number] = True
 
+    def _unfused(self) -> dict[int, int]:
+        """For each group of a fused optimizer the group that differs by that alone."""
+        fused, others = {}, {}
+        for number, each in enumerate(self.groups):
+            plan = each.structure
+            key = (*(getattr(plan, name) for name in _BUT_KIND), each.rounds)
+            (fused if plan.optimizer_kind == "fused" else others)[key] = number
+        return {number: others[key] for key, number in fused.items() if key in others}
+
     @staticmethod
     def _by_ledger(each: Structure) -> Iterator[list[int]]:
         """Indices of the micro batches that share a ledger, by rising size."""
@@ -163,6 +175,17 @@ class Field:
     def look(self, group: int) -> None:
         """Find out which micro batches of a group fit."""
         self.fitting[group] = self.groups[group].fit()
+        self._tell_unfused(group)
+
+    def bound(self, group: int) -> None:
+        """Find out without a ledger which micro batches of a group do not fit."""
+        self.fitting[group] = self.groups[group].bound()
+        self._tell_unfused(group)
+
+    def _tell_unfused(self, group: int) -> None:
+        other = self.unfused.get(group)
+        if other is not None and self.groups[other].largest is None:
+            self.fitting[other] = self.groups[other].cap(self.groups[group].at_most_unfused())
 
     def known(self, group: int) -> bool:
         return self.groups[group].largest is not None
@@ -186,7 +209,7 @@ class Field:
             elif self.known(group):
                 return entry
             elif not self.groups[group].bounded:
-                self.fitting[group] = self.groups[group].bound()
+                self.bound(group)
             else:
                 self.look(group)
 
@@ -209,7 +232,7 @@ class Field:
         here = near[(self.owner[near] == owner) & (self.seconds[near] <= limit)]
         for group in set(self.group[here].tolist()):
             if not (self.known(group) or self.groups[group].bounded):
-                self.fitting[group] = self.groups[group].bound()
+                self.bound(group)
             if not self.known(group) and self.fitting[group] >= self.place[here[self.group[here] == group]].min():
                 self.look(group)
         return here[self.place[here] <= self.fitting[self.group[here]]]

@@ -308,10 +308,16 @@ class Own:
 def calibration_file() -> Path:
     """Where this machine's numbers are kept: MEMCALC_CALIBRATION, else in the user's configuration folder
     (XDG Base Directory Specification)."""
-    if said := os.environ.get("MEMCALC_CALIBRATION"):
+    said = os.environ.get
+    return _calibration_file(said("MEMCALC_CALIBRATION", ""), said("XDG_CONFIG_HOME", ""), said("HOME", ""))
+
+
+@lru_cache(maxsize=4)
+def _calibration_file(said: str, base: str, home: str) -> Path:
+    """The same; a search asks thousands of times."""
+    if said:
         return Path(said)
-    base = os.environ.get("XDG_CONFIG_HOME")
-    return (Path(base) if base else Path.home() / ".config") / "memcalc" / "calibration.json"
+    return (Path(base) if base else (Path(home) if home else Path.home()) / ".config") / "memcalc" / "calibration.json"
 
 
 def own_calibration() -> Own | None:

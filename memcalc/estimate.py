@@ -3,7 +3,7 @@
 allocated   torch.cuda.max_memory_allocated: what the program asked for, to the block
 reserved    torch.cuda.max_memory_reserved: what the caching allocator took from the driver
 device      what nvidia-smi shows: reserved, the CUDA context and NCCL's buffers
-host        RAM of one rank's process, beside the interpreter and its libraries
+host        buffers of one rank in RAM: the batch, counters, what is offloaded; not the interpreter and CUDA's libraries
 """
 
 from __future__ import annotations
@@ -165,7 +165,8 @@ def host_bytes(plan: Plan, allocated: int) -> int:
     """RAM the training data structures of one rank take.
 
     On the CPU that is the whole training state. With a GPU it is the batch being prepared, the
-    optimizer's step counters, which torch keeps on the CPU unless the step is fused, and what is offloaded.
+    optimizer's step counters, which torch keeps on the CPU unless the step is fused, and what is offloaded: buffers of
+    the step, where the process itself, with CUDA's libraries, has more.
     """
     if plan.device == "cpu":
         return allocated

@@ -5,19 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from memcalc.adapters import Adapter
 from memcalc.errors import InputError, PlanError
 from memcalc.estimate import estimate, host_bytes
 from memcalc.frozen import Frozen
-from memcalc.ledger import skeletons
+from memcalc.ledger import play
+from memcalc.loss import Loss
 from memcalc.models import FAMILIES, Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.outside import outside
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
+from memcalc.recorder import granularity
 from memcalc.reserved import most_reserved
+from memcalc.stages import stage, telling
 from memcalc.timeline import Skeleton, Timeline
 
 __all__ = [
@@ -58,12 +61,28 @@ def _replayed(plan: Plan) -> int:
 
 def peak_of(plan: Plan) -> int:
     """Allocated peak of a plan in bytes, of a ledger that is shared with its like. Raises PlanError past 4 EiB."""
-    return max(bones.peaks([plan.micro_batch])[0] for bones in _played(_shared(plan)))
+    return max(_peak_of_stage(plan, index) for index in _stages(plan))
+
+
+def _stages(plan: Plan) -> list[int]:
+    """Those of which one is the fullest; without a pipeline stage 0."""
+    return [each.index for each in telling(plan)]
+
+
+def _peak_of_stage(plan: Plan, index: int) -> int:
+    return _bones(plan, index).peaks([plan.micro_batch])[0]
+
+
+def _bones(plan: Plan, index: int) -> Skeleton:
+    """One stage's ledger. Only the last stage of a pipeline takes the loss, so the others share one for all its forms."""
+    if plan.loss.chunk_head and index < plan.layout.pipeline - 1:
+        plan = replace(plan, loss=Loss(vocab_multiple=plan.loss.vocab_multiple))
+    return _played(_shared(plan), index)
 
 
 @lru_cache(maxsize=PLAYED)
-def _played(plan: Plan) -> tuple[Skeleton, ...]:
-    return tuple(skeletons(plan).values())
+def _played(plan: Plan, index: int) -> Skeleton:
+    return play(plan, stage(plan, index))
 
 
 def _shared(plan: Plan) -> Plan:
@@ -108,7 +127,7 @@ def state_bound(plan: Plan) -> int:
 
 def timeline_of(plan: Plan) -> Timeline:
     """The timeline of the fullest stage, of a ledger that is shared with its like."""
-    stages = _played(_shared(plan))
+    stages = [_bones(plan, index) for index in _stages(plan)]
     return max(stages, key=lambda bones: bones.peaks([plan.micro_batch])[0]).at(plan.micro_batch)
 
 
@@ -120,17 +139,21 @@ class Depth:
     shallow: tuple[Plan, Plan]
     steps: int
     """Layers beyond the deeper of the two, counted in its distance from the other."""
+    rounding: int
+    """Bytes by which the deeper one may be more than its layers make it: tensors that hold parts of many layers are rounded
+    up to whole blocks once, which a line would draw out."""
 
     def peak(self, micro_batch: int) -> int:
-        """Bytes that the peak is at the least."""
-        low, high = (peak_of(replace(plan, micro_batch=micro_batch)) for plan in self.shallow)
-        return high + self.steps * (high - low)
+        """Bytes that the peak is at the least, on the first stage of a pipeline and so on the fullest."""
+        low, high = (_peak_of_stage(replace(plan, micro_batch=micro_batch), 0) for plan in self.shallow)
+        return high - self.rounding + self.steps * (high - self.rounding - low)
 
 
 def depth_of(plan: Plan) -> Depth | None:
     """The bound of a plan, where it is a bound and cheaper than the ledger itself.
 
     ZeroRedundancyOptimizer hands out whole tensors and DeepSpeed's buckets are of all layers together: neither grows evenly.
+    Nor does a mixture of experts some of whose layers are dense, nor what is known by its size alone.
     """
     row, layout, model = plan.strategy_row, plan.layout, plan.model
     span = max(plan.checkpoint_every, 1) * layout.pipeline * layout.chunks * plan.checkpointing.one_in
@@ -139,6 +162,8 @@ def depth_of(plan: Plan) -> Depth | None:
         even
         and plan.adapter == Adapter()
         and plan.frozen == Frozen()
+        and not model.dense_layers
+        and model.family != "size"
         and not (layout.first_layers or layout.last_layers)
     )
     if not even or model.layers != model.blocks or model.layers // span < DEEP:
@@ -147,43 +172,85 @@ def depth_of(plan: Plan) -> Depth | None:
         low, high = (replace(plan, model=replace(model, layers=count * span)) for count in SHALLOW)
     except InputError:  # a family of which layers alone cannot be changed
         return None
-    return Depth((low, high), model.layers // span - SHALLOW[1])
+    return Depth((low, high), model.layers // span - SHALLOW[1], _rounding(high))
+
+
+def _rounding(plan: Plan) -> int:
+    """Blocks of tensors that span layers: DDP's buckets, the first of them smaller, and the norms that are stacked to clip."""
+    trained, width = _sizes(plan.model, plan.adapter, plan.frozen, plan.optimizer, plan.precision_row.weights)[1], 4
+    return granularity(plan.device) * (3 + width * trained // (plan.bucket_mb * 2**20))
+
+
+def _peak_at(plan: Plan, index: int, less: int, micro_batch: int) -> int:
+    return _peak_of_stage(replace(plan, micro_batch=micro_batch), index) - less
 
 
 @dataclass(slots=True)
 class Group:
     """Plans of one structure that share a ledger, by rising micro batch. What fits is found when it is asked for."""
 
-    plan: Plan
+    structure: Plan
+    rounds: int
+    """Micro batches of a step that the ledger plays."""
     micro_batches: list[int]
     limit: int
     largest: int | None = None
     """Index of the largest micro batch that fits; -1 when none does, None while nobody has asked."""
+    most: int | None = None
+    """No micro batch beyond this index fits, as far as is known."""
     bounded: bool = False
     """``bound`` has been asked."""
     played: bool = False
     """The ledger itself was needed."""
 
+    @property
+    def plan(self) -> Plan:
+        """The plan whose ledger serves all: made when it is asked for, as most are never looked at."""
+        return replace(self.structure, micro_batch=self.micro_batches[0], accumulation=self.rounds)
+
     def bound(self) -> int:
         """No micro batch beyond this index fits, told without the ledger."""
         self.bounded = True
         depth = depth_of(self.plan)
-        if depth is None:
-            return len(self.micro_batches) - 1
-        found = self._bisect(depth.peak)
-        if found < 0:
+        return self.cap(len(self.micro_batches) - 1 if depth is None else self._bisect(depth.peak))
+
+    def cap(self, index: int) -> int:
+        """It is known that no micro batch beyond this index fits; the least that is known so."""
+        self.most = index if self.most is None else min(index, self.most)
+        if self.most < 0:
             self.largest = -1
-        return found
+        return self.most
 
     def fit(self) -> int:
-        """The largest micro batch that fits, by bisection: a larger one never needs less."""
+        """The largest micro batch that fits, by bisection: a larger one never needs less. Stage by stage, as one that is too
+        full settles it."""
         if self.largest is None:
             self.played = True
-            self.largest = self._bisect(lambda size: peak_of(replace(self.plan, micro_batch=size)))
+            self.largest = self._by_stages(0)
         return self.largest
 
-    def _bisect(self, peak: Callable[[int], int]) -> int:
-        low, high = -1, len(self.micro_batches)
+    def at_most_unfused(self) -> int:
+        """The same of the plan whose optimizer is not fused, at the most: its temporaries come on top, and all that it is
+        spared are the fused one's step counters on the device."""
+        plan = self.plan
+        counters = granularity(plan.device) * sum(weight.trainable for weight in plan.weights)
+        if self.played:
+            return self._by_stages(counters)
+        depth = depth_of(plan)
+        return len(self.micro_batches) - 1 if depth is None else self._bisect(lambda size: depth.peak(size) - counters)
+
+    def _by_stages(self, less: int) -> int:
+        plan = self.plan
+        found = len(self.micro_batches) - 1 if self.most is None or less else self.most
+        for index in _stages(plan):
+            if found < 0:
+                break
+            peak = partial(_peak_at, plan, index, less)
+            found = found if self._fits(peak, self.micro_batches[found]) else self._bisect(peak, found)
+        return found
+
+    def _bisect(self, peak: Callable[[int], int], too_large: int | None = None) -> int:
+        low, high = -1, len(self.micro_batches) if too_large is None else too_large
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._fits(peak, self.micro_batches[middle]) else (low, middle)
@@ -191,6 +258,6 @@ class Group:
 
     def _fits(self, peak: Callable[[int], int], micro_batch: int) -> bool:
         try:
-            return needed_bytes(self.plan, peak(micro_batch)) <= self.limit
+            return needed_bytes(self.structure, peak(micro_batch)) <= self.limit
         except PlanError:  # past 4 EiB
             return False

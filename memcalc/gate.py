@@ -1,12 +1,14 @@
-"""Does a plan fit for sure? The answer that a build can stop at."""
+"""Does a plan fit for sure, on its card or in a machine's RAM? The answer that a build can stop at."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+from memcalc.assumptions import activations_known
 from memcalc.errors import InputError
 from memcalc.estimate import Estimate, usable_bytes
+from memcalc.plan import Plan
 from memcalc.units import format_both, format_bytes
 
 __all__ = ["Gate", "gate"]
@@ -22,8 +24,9 @@ class Gate:
     high: int
     """What the device shows, at the least and at the most."""
     limit: int
-    """What may be taken: the card's memory less what shall stay free."""
+    """What may be taken: the card's memory less what shall stay free; of RAM the part of one rank."""
     gpu: str
+    """Blank for a run on CPU cores."""
     said: str
     """The verdict in a line."""
 
@@ -40,8 +43,9 @@ class Gate:
         }  # fmt: skip
 
 
-def gate(found: Estimate, keep_free: int = 0) -> Gate:
-    """The verdict on an estimate with so many bytes of its card kept free. Raises InputError without a card.
+def gate(found: Estimate, keep_free: int = 0, ram: int = 0) -> Gate:
+    """The verdict on an estimate with so many bytes of its card kept free; on CPU cores, of the ``ram`` of their machine,
+    of which recommend's part is shared by the ranks. Raises InputError without a card, or without RAM.
 
     >>> from memcalc.estimate import estimate
     >>> from memcalc.models import MODELS
@@ -51,6 +55,8 @@ def gate(found: Estimate, keep_free: int = 0) -> Gate:
     ('fits', 'does-not-fit')
     """
     plan, row = found.plan, found.plan.gpu_row
+    if plan.device == "cpu":
+        return _in_ram(found, keep_free, ram)
     if row is None:
         raise InputError("it is not known what the plan should fit on; give --gpu NAME")
     there = usable_bytes(plan, row)
@@ -65,6 +71,34 @@ def gate(found: Estimate, keep_free: int = 0) -> Gate:
     whole = f"the {format_both(limit)} that {row.name} has"
     if keep_free:
         whole = f"{format_both(limit)}: {row.name} less {format_bytes(keep_free)} that stay free"
+    return _gate(found, verdict, limit, whole)
+
+
+def _in_ram(found: Estimate, keep_free: int, ram: int) -> Gate:
+    from memcalc.search import RAM_SHARE  # what recommend gives ranks on CPU cores
+
+    plan = found.plan
+    if not ram:
+        raise InputError("this machine does not say how much RAM it has, so a run on its CPU cores cannot be checked")
+    if not 0 <= keep_free < ram:
+        raise InputError(f"{format_both(keep_free)} cannot be kept free of this machine's {format_both(ram)} of RAM")
+    ranks = -(-plan.ranks // plan.nodes)
+    limit = int((ram - keep_free) * RAM_SHARE) // ranks
+    verdict = "fits" if found.device.high <= limit else "does-not-fit" if found.device.low > limit else "tight"
+    if verdict != "does-not-fit" and not (found.whole and _counted(plan)):
+        verdict = "unknown"
+    of_it = f" less {format_bytes(keep_free)} that stay free" if keep_free else ""
+    each = "it" if ranks == 1 else f"each of {ranks} ranks"
+    whole = f"the {format_both(limit)} that {each} may take of this machine's {format_both(ram)} of RAM{of_it}"
+    return _gate(found, verdict, limit, whole)
+
+
+def _counted(plan: Plan) -> bool:
+    return bool(plan.model.module.factory) or activations_known(plan)
+
+
+def _gate(found: Estimate, verdict: str, limit: int, whole: str) -> Gate:
+    low, high = found.device.low, found.device.high
     said = {
         "fits": f"fits: it needs up to {format_both(high)} of {whole}",
         "tight": f"may not fit: it needs {format_both(low)} to {format_both(high)} of {whole}",
@@ -72,4 +106,4 @@ def gate(found: Estimate, keep_free: int = 0) -> Gate:
         "unknown": f"not known to fit: what is counted needs {format_both(low)} to {format_both(high)} of {whole}, "
         "and not all of it is counted (memcalc estimate says what is not)",
     }[verdict]
-    return Gate(verdict=verdict, low=low, high=high, limit=limit, gpu=row.name, said=said)
+    return Gate(verdict=verdict, low=low, high=high, limit=limit, gpu=found.plan.gpu or "", said=said)

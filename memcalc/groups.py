@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from memcalc.errors import PlanError, UnknownNameError
@@ -22,12 +23,12 @@ class Group:
 
     def __post_init__(self) -> None:
         check_types(self)
-        for field in dataclasses.fields(self):  # type: ignore[arg-type]  # every group is a dataclass
-            value, said = getattr(self, field.name), field.name.replace("_", " ")
-            if field.metadata["choices"] and value not in field.metadata["choices"]:
-                raise UnknownNameError(said, value, field.metadata["choices"])
-            if type(value) is int and value < field.metadata["least"]:
-                raise PlanError(f"{said} {value} must be at least {field.metadata['least']}")
+        for name, choices, least in _rules(type(self)):  # type: ignore[arg-type]  # mypy: no class is hashable
+            value = getattr(self, name)
+            if choices and value not in choices:
+                raise UnknownNameError(name.replace("_", " "), value, choices)
+            if type(value) is int and value < least:
+                raise PlanError(f"{name.replace('_', ' ')} {value} must be at least {least}")
 
     def check(self, plan: Plan) -> None:
         """Raises PlanError when the fields clash with each other or with the rest of the plan."""
@@ -39,6 +40,13 @@ class Group:
     def untrained(self, plan: Plan) -> str:
         """What ``trainers/`` cannot do of it, in words that follow "cannot train"; blank when it can."""
         return ""
+
+
+@cache
+def _rules(kind: type) -> tuple[tuple[str, Collection[str], int], ...]:
+    """Name, choices and least number of each field of a group."""
+    fields = dataclasses.fields(kind)
+    return tuple((each.name, each.metadata["choices"], each.metadata["least"]) for each in fields)
 
 
 def knob(default: Any, option: str, help: str, *, choices: Collection[str] = (), least: int = 0) -> Any:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memcalc.catalog import Catalog
 
-__all__ = ["GPUS", "Bounds", "Gpu"]
+__all__ = ["GPUS", "LARGE_NODES", "NODE_GPUS", "Bounds", "Gpu"]
 
 MIB = 2**20
 
@@ -31,6 +31,12 @@ def _oom(hundredths: int) -> int:
 # Idle CUDA context. Low: RTX 3090, torch 2.7.1 (InvokeAI#9413). High: the largest in public notes since kernels are
 # loaded on demand (CUDA 11.7, pytorch#107667); eager loading before that took more than 1000 MiB (pytorch#49877).
 _CONTEXT = Bounds(256 * MIB, 680 * MIB)
+
+NODE_GPUS = 8
+"""GPUs of one machine where it is not said: as many as on an HGX board."""
+
+LARGE_NODES = {"v100-32gb": 16, "a100-40gb": 16}
+"""Cards that are sold in machines of more: NVIDIA DGX-2 (data sheet), Google's a2-megagpu-16g (its machine types)."""
 
 # NCCL, per communicator: 12 MiB a channel (buffers in NCCL src/init.cc; 10485760 + 2097152 B seen in NCCL#1685).
 _PCIE = Bounds(2 * 12 * MIB, 24 * 12 * MIB)  # nothing published; assumed: 2 channels (a ring each way) to 24

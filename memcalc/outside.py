@@ -74,8 +74,9 @@ def outside(plan: Plan, gpu: Gpu | None, stated: Bounds | None = None) -> Range:
     if plan.device == "cpu":
         return Range(low=0, point=0, high=0)
     cards, count = [gpu] if gpu else list(GPUS.values()), len(communicators(plan))
-    low = min((stated or context(plan, card)).low + count * card.nccl.low for card in cards)
-    high = max((stated or context(plan, card)).high + count * card.nccl.high for card in cards)
+    contexts = [stated or context(plan, card) for card in cards]
+    low = min(each.low + count * card.nccl.low for each, card in zip(contexts, cards, strict=True))
+    high = max(each.high + count * card.nccl.high for each, card in zip(contexts, cards, strict=True))
     return Range(low=low, point=(low + high) // 2, high=high)
 
 

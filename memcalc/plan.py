@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def groups(self) -> tuple[Group, ...]:
-        values = (getattr(self, field.name) for field in dataclasses.fields(self))
+        values = (getattr(self, name) for name in self.__slots__)
         return tuple(value for value in values if isinstance(value, Group))
 
     @property

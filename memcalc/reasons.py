@@ -9,7 +9,7 @@ from memcalc.choosing import Field
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
 
-__all__ = ["Known", "why"]
+__all__ = ["FORMS", "Known", "why"]
 
 # What each strategy sends in a step, which is what it costs in time.
 _SENDS = {
@@ -24,12 +24,20 @@ _SENDS = {
 }
 
 
+FORMS = (
+    "the loss is taken in chunks, so that logits are never whole",
+    "the optimizer's step is one fused kernel, without temporaries",
+    "states wait in host memory and cross the bus every step",
+)
+"""What a reason says of how a plan is carried out, which is the same for every plan that has it."""
+
+
 class Known:
     """What a search has found out that a reason may claim."""
 
     def __init__(self, field: Field) -> None:
         self.field = field
-        self.owners: dict[Plan, int] = {_open(each.plan): number for number, each in enumerate(field.structures)}
+        self.owners = {_open(each.plan): number for number, each in enumerate(field.structures)}
         self.groups: dict[int, list[int]] = {}
         for group, owner in dict(zip(field.group.tolist(), field.owner.tolist(), strict=True)).items():
             self.groups.setdefault(owner, []).append(group)
@@ -60,9 +68,9 @@ class Known:
         return most
 
 
-def _open(plan: Plan) -> Plan:
-    """The same with what varies in a structure set aside."""
-    return replace(plan, micro_batch=min(plan.micro_batch, 1), accumulation=1)
+def _open(plan: Plan) -> tuple[object, ...]:
+    """All of a plan but what varies in a structure."""
+    return tuple(getattr(plan, name) for name in Plan.__slots__ if name not in ("micro_batch", "accumulation"))
 
 
 def why(plan: Plan, known: Known) -> str:
@@ -106,9 +114,8 @@ def _on_checkpointing(plan: Plan, known: Known) -> str:
 
 
 def _on_forms(plan: Plan) -> str:
-    said = "; the loss is taken in chunks, so that logits are never whole" if plan.loss.chunk_head else ""
-    said += "; the optimizer's step is one fused kernel, without temporaries" if plan.optimizer_kind == "fused" else ""
-    return said + ("; states wait in host memory and cross the bus every step" if plan.offload.on else "")
+    here = (plan.loss.chunk_head, plan.optimizer_kind == "fused", plan.offload.on)
+    return "".join(f"; {said}" for said, there in zip(FORMS, here, strict=True) if there)
 
 
 def _on_batch(plan: Plan) -> str:

@@ -74,7 +74,7 @@ class Refusal:
     peak: int
     needed: int
     missing: int
-    """Bytes over the capacity."""
+    """Bytes over the capacity, at the least: a replay of the allocator, which the search spares, may need more."""
     moment: str
     category: str
     category_bytes: int

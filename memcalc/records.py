@@ -14,6 +14,8 @@ from memcalc.errors import FileError, InputError, PlanError, UnknownNameError, s
 __all__ = ["build", "check_types"]
 
 _LARGEST = 10**18
+_BOUNDED = (int, float)
+"""Types of which not every value will do."""
 _NAMES = {int: "a whole number", float: "a finite number", str: "text", bool: "true or false"}
 
 
@@ -21,6 +23,8 @@ def check_types(record: Any) -> None:
     """Every field has the type it is annotated with; True is no number. Raises PlanError."""
     for name, kind in _hints(type(record)).items():  # type: ignore[arg-type]  # mypy: no class is hashable
         value = getattr(record, name)
+        if type(value) is kind and kind not in _BOUNDED:  # nearly all, of every plan of a search
+            continue
         if not _is_a(value, kind):
             raise PlanError(f"{name.replace('_', ' ')} is {_refusal(value, kind)}")
 

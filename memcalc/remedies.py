@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 
 from memcalc.errors import PlanError
@@ -12,7 +13,7 @@ from memcalc.hardware import GPUS
 from memcalc.loss import Loss
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
-from memcalc.search import CHUNKS, Search, pure_precision
+from memcalc.search import CHUNKS, Search, default_precisions, pure_precision
 from memcalc.strategies import STRATEGIES
 from memcalc.structures import structures
 
@@ -26,6 +27,9 @@ MOST_GPUS = 1024
 
 SHORTEST = 128
 """Tokens that a sequence is shortened to at the least."""
+
+QUANTISED = "nf4-double"
+"""How frozen weights are stored that shall take less: QLoRA's form (Dettmers et al. 2023, section 3)."""
 
 LEANER = ("adamw-8bit", "adafactor", "sgd")
 """Optimizers with smaller states, the one that learns most alike first."""
@@ -93,6 +97,10 @@ def _changes(plan: Plan, job: Search) -> Iterator[tuple[str, Plan]]:
         yield f"--loss-chunks {CHUNKS} --chunk-head", replace(plan, loss=Loss(chunks=CHUNKS, chunk_head=True))
     if plan.device == "cuda" and not {"bf16", "fp16"} & set(job.precisions):
         yield "--allow-pure-16bit", replace(plan, precision=pure_precision(plan))
+    if plan.adapter.freezes and plan.adapter.quantize == "none":
+        with suppress(PlanError):  # FSDP 1 and DeepSpeed hold no quantised weights
+            quantised = replace(plan, adapter=replace(plan.adapter, quantize=QUANTISED))
+            yield f"--quantize {QUANTISED}", replace(quantised, precision=default_precisions(quantised)[0])
     for name in LEANER:
         try:
             yield (

@@ -6,9 +6,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from memcalc.adapters import Adapter
 from memcalc.checkpointing import Checkpointing
 from memcalc.errors import InputError, PlanError, UnknownNameError
 from memcalc.estimate import usable_bytes
+from memcalc.hardware import NODE_GPUS
 from memcalc.loss import Loss
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
@@ -29,9 +31,6 @@ MICRO_BATCHES = tuple(sorted({base << k for k in range(11) for base in (1, 3)} -
 
 MOST_MICRO_BATCH = 2**16
 """Largest divisor of a global batch that is tried; past it more accumulation costs next to nothing."""
-
-NODE_GPUS = 8
-"""GPUs of one machine where it is not said: as many as on an HGX board."""
 
 CHUNKS = 8
 """Parts of the tokens the loss is cut into, as torchtune and torchtitan do (num_output_chunks)."""
@@ -115,7 +114,8 @@ def search(
     parallel, a form of the loss, offload and a way to checkpoint selectively that the base has. ``without`` takes strategies, their groups and the names of ``WITHOUT`` away again. Raises InputError.
 
     Weights stay in float32 unless asked otherwise: a GPU with bfloat16 gets amp-bf16, an older one with tensor
-    cores amp-fp16, a CPU fp32. Pure 16-bit training changes what is learned, so it is never chosen unasked.
+    cores amp-fp16, a CPU fp32. Pure 16-bit training changes what is learned, so it is never chosen unasked; frozen
+    weights beside float32 adapters are not trained, and are held in 16 bit.
     """
     if base.model.module.factory:
         raise PlanError(
@@ -218,7 +218,16 @@ def gpu_counts(most: int, per_node: int = NODE_GPUS) -> tuple[int, ...]:
 
 
 def default_precisions(base: Plan) -> tuple[str, ...]:
-    """The recipe tried where none is given; see ``search``."""
+    """The recipe tried where none is given; see ``search``.
+
+    Frozen weights are held in 16 bit where the adapters beside them are float32, as PEFT trains a model that was loaded
+    so (peft/tuners/tuners_utils.py, autocast_adapter_dtype). Beside quantised ones all else is float32
+    (peft/utils/other.py, prepare_model_for_kbit_training).
+    """
+    adapter = base.adapter
+    if adapter.freezes and adapter.dtype == "float32" and adapter.quantize == "none":
+        usual = default_precisions(replace(base, adapter=Adapter()))[0]
+        return ({"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(usual, usual),)
     gpu = base.gpu_row
     if base.device == "cpu":
         return ("fp32",)
@@ -229,7 +238,7 @@ def default_precisions(base: Plan) -> tuple[str, ...]:
 
 def pure_precision(base: Plan) -> str:
     """The recipe with 16-bit weights that the hardware computes fast."""
-    return "fp16" if default_precisions(base) == ("amp-fp16",) else "bf16"
+    return "fp16" if default_precisions(base)[0].endswith("fp16") else "bf16"
 
 
 def activations_known(base: Plan) -> bool:

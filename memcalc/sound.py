@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from memcalc.catalog import Catalog
@@ -63,10 +64,14 @@ def _named_exactly(model: Model) -> Model:
     return dataclasses.replace(model, family=family, vision=vision)
 
 
+@cache
+def _defaults() -> dict[str, Any]:
+    return {field.name: field.default for field in dataclasses.fields(Model)}
+
+
 def check_effects(plan: Plan) -> None:
     """No field of the model says something that its family does not read."""
-    model = plan.model
-    defaults = {field.name: field.default for field in dataclasses.fields(model)}
+    model, defaults = plan.model, _defaults()
     for field, families in _READ_BY.items():
         if model.family not in families and getattr(model, field) != defaults[field]:
             raise PlanError(f"model {model.name}: {field} says nothing of the family {model.family}; leave it out")

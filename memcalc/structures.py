@@ -45,10 +45,6 @@ class Structure:
         """The plan of the smallest micro batch, which needs least unless it accumulates for it."""
         return self.at(min(range(len(self.micro_batches)), key=self.micro_batches.__getitem__))
 
-    def shared(self, index: int) -> Plan:
-        """The plan whose ledger serves all with as many rounds."""
-        return replace(self.plan, micro_batch=self.micro_batches[index], accumulation=self.rounds(index))
-
     def rounds(self, index: int) -> int:
         """Plans of a structure with as many rounds share a ledger."""
         count = self.accumulations[index]
@@ -76,6 +72,7 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
 
 def structures(job: Search) -> Iterator[Structure]:
     """Every structure whose choices can stand together."""
+    choices = list(_choices(job))
     for ranks, tensor, pipeline in product(job.ranks, job.tensors, job.pipelines):
         nodes, layout = job.nodes(ranks), _layout(job, tensor, pipeline)
         if ranks % nodes or ranks % layout.model_parallel:
@@ -84,7 +81,7 @@ def structures(job: Search) -> Iterator[Structure]:
         if not batches:
             continue
         for strategy, fsdp in _divisions(job, ranks, nodes, layout):
-            for choice in _choices(job):
+            for choice in choices:
                 plan = _plan(
                     job, batches[0], ranks=ranks, nodes=nodes, layout=layout, strategy=strategy, fsdp=fsdp, **choice
                 )
@@ -154,7 +151,11 @@ def _plan(job: Search, batch: tuple[int, int], **fields: object) -> Plan | None:
     """The plan, or None where choices cannot stand together, such as Adafactor on shards."""
     row, offload = STRATEGIES[str(fields["strategy"])], fields["offload"]
     if row.engine != "torch":
-        fields["precision"] = recipes(str(fields["precision"]))[-1]
+        precision, adapter = str(fields["precision"]), job.base.adapter
+        if adapter.freezes and adapter.dtype == "float32":  # such an engine updates adapters through float32 masters
+            fields["adapter"] = replace(adapter, dtype="weights")
+            precision = f"{precision}-master" if precision in ("bf16", "fp16") else precision
+        fields["precision"] = recipes(precision)[-1]
     if isinstance(offload, Offload) and offload.on and not job.base.offload.on and (row.gathers or row.zero_stage == 3):
         fields["offload"] = Offload(optimizer="cpu", parameters="cpu")
     try:

@@ -98,7 +98,7 @@ class StepTimes:
     tokens: int
     """Of a sample."""
     model_flops: float
-    """Of a sample, by the convention of MFU: (6 N + 12 L H S) a token."""
+    """Of a sample, by the convention of MFU: (6 N + 12 L H S) a token; of frozen parameters 4 N."""
     ranks: int
     peak: float
     """FLOP/s of one rank's data sheet."""
@@ -114,7 +114,8 @@ class StepTimes:
 
     @property
     def mfu(self) -> Any:
-        """Model FLOPs utilisation, as llm-foundry counts it: 6 N + 12 L H S FLOPs a token over the peak of all ranks."""
+        """Model FLOPs utilisation, as llm-foundry counts it: 6 N + 12 L H S FLOPs a token (4 N of what is frozen) over
+        the peak of all ranks."""
         return self.samples * self.model_flops / (self.total * self.ranks * self.peak)
 
 

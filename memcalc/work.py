@@ -228,7 +228,8 @@ def _sums(model: Model, rows: float, shape: tuple[int, ...], times: int) -> Sums
 def model_flops(plan: Plan) -> float:
     """FLOPs of one sample by the convention that MFU is quoted in: (6 N + 12 L H S) a token, with all N parameters
     (llm-foundry scripts/train/benchmarking; PaLM, appendix B), of experts those that a token takes; of what reads no
-    tokens 6 a multiplication. Recomputation does not count.
+    tokens 6 a multiplication. Frozen parameters count 4: their gradient, a third of the products, is never computed.
+    Recomputation does not count.
 
     >>> from memcalc.models import MODELS
     >>> from memcalc.plan import Plan
@@ -237,9 +238,9 @@ def model_flops(plan: Plan) -> float:
     True
     """
     model, family = plan.model, plan.family
-    weights = family.weights(model)
+    weights = [(w, w.numel * (6 if w.trainable else 4)) for w in plan.weights]
     if not plan.tokens:
-        return 6.0 * sum(w.numel * family.rows(model, plan.tokens, w) for w in weights)
+        return float(sum(each * family.rows(model, plan.tokens, w) for w, each in weights))
     share = model.top_k / model.experts if model.experts else 1.0
-    active = sum(w.numel * (share if ".experts." in w.name else 1.0) for w in weights)
-    return plan.tokens * 6 * active + 12 * model.heads * model.head_width * sum(family.pairs(model, plan.tokens))
+    active = sum(each * (share if ".experts." in w.name else 1.0) for w, each in weights)
+    return plan.tokens * active + 12 * model.heads * model.head_width * sum(family.pairs(model, plan.tokens))

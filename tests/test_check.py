@@ -6,7 +6,9 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -14,7 +16,11 @@ from click.testing import CliRunner, Result
 from memcalc.cli.app import app
 from memcalc.cli.recommend import CLOSED
 from memcalc.cli.solve import FOR
-from memcalc.search import WITHOUT
+from memcalc.estimate import estimate
+from memcalc.gate import gate
+from memcalc.models import MODELS
+from memcalc.plan import Plan
+from memcalc.search import RAM_SHARE, WITHOUT
 from memcalc.solve import QUANTITIES
 
 Run = Callable[..., Result]
@@ -47,6 +53,33 @@ def test_a_verdict_is_one_line_and_an_exit_code(run: Run, words: list[str], code
     assert said in line
 
 
+@pytest.mark.parametrize(
+    ("words", "ram", "code", "said"),
+    [
+        (["gpt2-tiny", "--gpus", "2"], 2**33, 0, "ddp on 2 ranks on CPU cores: fits: it needs up to"),
+        (["gpt2-tiny"], 2**20, 1, "single on 1 rank on CPU cores: does not fit: it needs at least"),
+        (["gpt2-tiny", "--keep-free", "99.99%"], 2**33, 1, "that stay free"),
+        (["--params", "1e6"], 2**33, 1, "not known to fit"),
+        (["gpt2-tiny"], 0, 2, "does not say how much RAM it has"),
+    ],
+)
+def test_a_run_on_cpu_cores_is_held_against_ram(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: list[str], ram: int, code: int, said: str
+) -> None:
+    monkeypatch.setattr("memcalc.machine.detect", lambda: SimpleNamespace(gpus=(), cores=2, ram_bytes=ram))
+    result = run("check", *words, "--device", "cpu")
+    assert result.exit_code == code
+    (line,) = result.output.splitlines()
+    assert said in line
+
+
+def test_ranks_on_cpu_cores_share_ram_to_the_byte() -> None:
+    found = estimate(Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=1, device="cpu", ranks=2, strategy="ddp"))
+    least = next(ram for ram in count(2 * found.device.high) if int(ram * RAM_SHARE) // 2 == found.device.high)
+    assert gate(found, ram=least).verdict == gate(found, keep_free=5, ram=least + 5).verdict == "fits"
+    assert gate(found, ram=least - 3).verdict == "does-not-fit"
+
+
 def test_between_the_bounds_it_is_not_said_to_fit(run: Run) -> None:
     low, high = (json.loads(run("check", "gpt2-tiny", "--gpu", "t4", "--format", "json").stdout)[f"needed_{end}_bytes"] for end in ("low", "high"))  # fmt: skip
     whole = json.loads(run("check", "gpt2-tiny", "--gpu", "t4", "--format", "json").stdout)["limit_bytes"]
@@ -71,11 +104,14 @@ def test_a_saved_plan_is_checked_on_its_card_or_another(run: Run) -> None:
         (["check", "gpt2", "--gpu", "t4", "--keep-free", "100%"], "below 100%"),
         (["check", "gpt2", "--gpu", "t4", "--keep-free", "90GiB"], "cannot be kept free"),
         (["check", "missing.json", "--gpu", "t4"], "missing.json"),
-        (["solve", "gpt2", "--gpu", "t4"], "--for"),
+        (["solve", "gpt2", "--gpu", "t4"], "--for with one of micro-batch, seq-len, gpus, layers, params"),
+        (["estimate", "gpt2", "--lora"], "No such option: --lora; memcalc says it --adapter lora"),
+        (["estimate", "gpt2", "--qlora"], "--adapter lora --quantize nf4-double"),
         (["solve", "gpt2", "--for", "micro-batches", "--gpu", "t4"], "did you mean 'micro-batch'"),
         (["solve", "gpt2", "--for", "micro-batch", "--batch-size", "4", "--gpu", "t4"], "leave one out"),
         (["solve", "gpt2", "--for", "params", "--gpu", "t4"], "ask for layers"),
         (["solve", "gpt2", "--for", "layers"], "--gpu NAME"),
+        (["solve", "gpt2", "--for", "layers", "--device", "cpu"], "memcalc check"),
         (["recommend", "gpt2", "--gpu", "t4", "--without", "offloat"], "did you mean 'offload'"),
         (["recommend", "gpt2", "--gpu", "t4", "--only", "zero1"], "did you mean 'zero-1'"),
         (["recommend", "gpt2", "--gpu", "t4", "--gpus", "2", "--max-gpus", "4"], "leave one out"),
@@ -97,6 +133,7 @@ def test_solve_in_every_format(run: Run) -> None:
     assert int(row["value"]) == found["value"]
     line = run(*words).stdout
     assert line.startswith(f"largest micro-batch: {found['value']:,} samples per GPU; needs up to ")
+    assert " of t4, in fp32; one step more would need " in line
     assert run(*words, "--format", "markdown").stdout == f"- {line}"
 
 

@@ -273,3 +273,49 @@ def test_of_a_model_known_by_its_size_no_micro_batch_is_made_up(run: Run) -> Non
     assert "one tensor is known" not in run(*words, "--layers", "32").output
     rows = list(csv.DictReader(io.StringIO(run(*words, "--format", "csv").output)))
     assert rows and all(row["micro_batch"] == "" for row in rows)
+
+
+def test_lora_is_searched_over_a_16_bit_base_as_peft_trains_it(run: Run) -> None:
+    result = run(
+        "llama-3-8b", "--gpu", "rtx-4090", "--adapter", "lora", "--seq-len", "2048", "--top", "1", "--format", "json"
+    )
+    plan = Plan.from_dict(asked(result)["plans"][0]["plan"])
+    assert (plan.precision, plan.adapter.dtype) == ("bf16", "float32")
+    only = (
+        "gpt2",
+        "--gpus",
+        "2",
+        "--gpu",
+        "a10",
+        "--adapter",
+        "lora",
+        "--only",
+        "deepspeed",
+        "--format",
+        "json",
+        "--top",
+        "1",
+    )
+    plan = Plan.from_dict(asked(run(*only))["plans"][0]["plan"])
+    assert (plan.precision, plan.adapter.dtype) == ("bf16-master", "weights")
+    said = run("gpt2", "--gpu", "a10", "--adapter", "lora").output
+    assert "frozen weights are held in bfloat16 and adapters in float32, as PEFT does; --precision amp-bf16" in said
+    kept = asked(run("gpt2", "--gpu", "a10", "--adapter", "lora", "--adapter-dtype", "weights", "--format", "json"))
+    assert Plan.from_dict(kept["plans"][0]["plan"]).precision == "amp-bf16"
+
+
+def test_what_is_true_of_several_plans_is_said_once(run: Run) -> None:
+    lines = run(
+        "gpt2-xl", "--gpus", "4", "--gpu", "rtx-4090", "--without", "tensor-parallel,pipeline-parallel"
+    ).output.splitlines()
+    assert sum("one fused kernel" in line for line in lines) == 1
+    assert "  1, 2, 3, 4, 5: the optimizer's step is one fused kernel, without temporaries" in lines
+
+
+def test_many_gpus_on_one_machine_and_a_full_card_are_pointed_out(run: Run) -> None:
+    flat = ("--without", "tensor-parallel,pipeline-parallel")
+    text = run("gpt2-xl", "--gpus", "16", "--gpu", "h100", *flat).output
+    assert "all 16 GPUs are taken to be in 1 machine; where they are in more, say so: --nodes 2 for 8 in each" in text
+    assert "1: less than 2% of the card is left" in text and "--keep-free 5%" in text
+    text = run("gpt2-xl", "--gpus", "16", "--nodes", "2", "--gpu", "h100", *flat, "--keep-free", "10%").output
+    assert "on 16 x h100-80gb on 2 machines" in text and "1 machine" not in text and "of the card is left" not in text

@@ -87,7 +87,7 @@ def test_the_peak_is_in_a_column_and_every_column_is_a_state_of_the_step(line: T
 def test_a_timeline_laid_over_itself_is_itself(line: Timeline, columns: int) -> None:
     if any(phase.moment in ("init", "resume") for phase in phases(line)):
         return
-    over = curve(line, phases(line), columns)
+    over = curve(line, line, columns)
     assert over is not None and (over == layers(line, columns).total).all()
 
 
@@ -98,9 +98,27 @@ def test_what_comes_before_the_step_is_left_out_of_a_curve() -> None:
         names=first.names, ident=np.insert(first.ident, 0, 0), category=np.insert(first.category, 0, 0),
         moment=np.concatenate([init, first.moment]), delta=np.insert(first.delta, 0, 0),
     )  # fmt: skip
-    over = curve(first, phases(whole), 50)
+    over = curve(first, whole, 50)
     assert over is not None and over[0] == -1 and over.max() == first.peak().bytes
-    assert curve(whole, phases(first), 50) is None, "a step with other phases has no curve"
+    assert curve(whole, first, 50) is None, "a step with other phases has no curve"
+
+
+@pytest.mark.parametrize("scratch", [0, 1, 8])
+def test_where_the_peak_is_read_stands_the_others_peak_though_it_has_more_scratch(tiny: Estimate, scratch: int) -> None:
+    """As a report opens: at the estimate's peak, one event of which another source may be some columns off."""
+    line, columns = tiny.timeline, 2000
+    top = int(np.argmax(line.live()))
+    first, count = len(line.names), 2 * scratch
+    ident = np.repeat(np.arange(first, first + scratch), 2)
+    other = Timeline(
+        names=(*line.names, *(f"scratch {index}" for index in range(scratch))),
+        ident=np.insert(line.ident, top, ident),
+        category=np.insert(line.category, top, np.full(count, CATEGORIES.index("temporary"))),
+        moment=np.insert(line.moment, top, np.full(count, line.moment[top])),
+        delta=np.insert(line.delta, top, np.tile([1, -1], scratch)),
+    )
+    over = curve(other, line, columns)
+    assert over is not None and over[layers(line, columns).peak] == other.peak().bytes == tiny.peak.bytes
 
 
 def test_a_step_of_nothing_is_drawn(tmp_path: Path, tiny: Estimate) -> None:
@@ -227,6 +245,7 @@ def test_a_name_is_no_markup(tmp_path: Path, tiny: Estimate) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
+    (["-o", "x.html"], "'x.html' is no figure; for a page: memcalc report with the same model and -o"),
     (["-o", "x.gif"], "'x.gif' says no format of a figure; end its name in .png or .svg"),
     (["-o", "x.png", "--format", "csv"], "--format csv is for the terminal, -o writes a picture; leave one out"),
     (["--values", "1,2"], "--values are those of --against; say against what"),

@@ -126,6 +126,11 @@ def test_the_answer_stands_first(gpu: str | None, said: str) -> None:
     assert all(line in " ".join(text.split()) for line in (" ".join(each.split()) for each in found.assumptions))
 
 
+def test_a_run_on_cpu_cores_is_not_told_to_name_a_card() -> None:
+    text = Reader(made(replace(TINY, gpu=None, device="cpu", optimizer_kind="for-loop"))).text
+    assert "memcalc check says whether it fits in the RAM" in text and "No card was named" not in text
+
+
 def test_what_a_category_takes_at_most_is_exact_however_few_columns_there_are() -> None:
     found = estimate(TINY)
     for columns in (7, 500):

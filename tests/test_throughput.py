@@ -9,6 +9,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given, settings
 
+from memcalc.adapters import Adapter
 from memcalc.coefficients import COEFFICIENTS, published
 from memcalc.compute import Compute
 from memcalc.errors import PlanError
@@ -56,6 +57,13 @@ def test_flops_are_those_of_the_usual_formula() -> None:
     assert time.model_flops == s * (6 * parameters + 12 * layers * h * s)
     assert time.mfu == pytest.approx(8 * time.model_flops / time.total / 312e12)
     assert time.tokens_per_second == pytest.approx(8 * s / time.total)
+
+
+def test_frozen_weights_count_four_flops_a_token_and_adapters_six() -> None:
+    lora = Adapter(kind="lora", rank=8, targets="c_attn")
+    factors = 12 * 8 * (768 + 3 * 768)
+    time, _ = counted(GPT2, adapter=lora)
+    assert time.model_flops == 1024 * (4 * 124439808 + 6 * factors + 12 * 12 * 768 * 1024)
 
 
 def test_eager_attention_does_not_skip_what_the_mask_hides() -> None:

@@ -12,6 +12,7 @@ from torch.utils.data import DistributedSampler
 
 from memcalc.plan import Plan
 from memcalc.training import Training
+from memcalc.units import format_count
 from trainers import data
 from trainers.models import dtype_of
 from trainers.module_batches import called_with, counted, sampled
@@ -81,8 +82,8 @@ class Batches:
         if not rest:
             return ""
         return (
-            f"{rest} of {len(self.training)} samples do not fill a step of {self.plan.global_batch} and are left out of "
-            "each epoch, other ones every time"
+            f"{format_count(rest)} of {format_count(len(self.training))} samples do not fill a step of "
+            f"{format_count(self.plan.global_batch)} and are left out of each epoch, different ones every time"
         )
 
     def seek(self, step: int) -> None:

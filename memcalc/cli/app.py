@@ -115,6 +115,8 @@ def explain(error: BaseException) -> tuple[str, int]:
     """One line for the user and the exit code for the shell."""
     if isinstance(error, MemcalcError):
         return str(error), error.exit_code
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None and (said := _elsewhere(error)):
+        return f"No such option: {error.option_name}; memcalc says it {said} (see {error.ctx.command_path} --help)", 2
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"{error.format_message()} (see {error.ctx.command_path} --help)", 2
     if isinstance(error, click.ClickException):
@@ -128,6 +130,25 @@ def explain(error: BaseException) -> tuple[str, int]:
         return f"{where}{error.strerror.lower()}", 2
     what = f" {shorten(str(error), 200)}" if str(error) else ""
     return f"internal error {type(error).__name__}{what}; please report it with the output of memcalc --debug ...", 70
+
+
+_ELSEWHERE = {
+    "--lora": "--adapter lora",
+    "--qlora": "--adapter lora --quantize nf4-double",
+    "--peft": "--adapter lora",
+    "--bf16": "--precision amp-bf16",
+    "--fp16": "--precision amp-fp16",
+    "--gradient-checkpointing": "--checkpointing full",
+    "--activation-checkpointing": "--checkpointing full",
+}
+"""What other programs name by options of their own; no word of memcalc's is near enough to be guessed."""
+
+
+def _elsewhere(error: click.NoSuchOption) -> str:
+    """How memcalc says it, where the command has that option; else blank."""
+    said = _ELSEWHERE.get(error.option_name.replace("_", "-").lower(), "")
+    known = {name for param in error.ctx.command.params for name in param.opts} if error.ctx else set()
+    return said if said and said.split()[0] in known else ""
 
 
 @click.group("memcalc", cls=App, context_settings=SETTINGS, epilog=EXAMPLES, invoke_without_command=True)

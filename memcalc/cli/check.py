@@ -45,7 +45,7 @@ Exit codes:
 @option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
         help=f"One of: {', '.join(FORMATS)}.  [default: table, which is one line]")  # fmt: skip
 def command(config: Path | None, scale: int | None, keep_free: Free | None, format: str, **words: Any) -> None:
-    """Say in one line, and by the exit code, whether a plan fits on a GPU.
+    """Say in one line, and by the exit code, whether a plan fits on a GPU, or on CPU cores in the RAM of this machine.
 
     MODEL is a plan saved by --save-plan, or all that memcalc estimate takes. A plan is checked as it was saved; --gpu
     alone may name another card.
@@ -61,21 +61,29 @@ def command(config: Path | None, scale: int | None, keep_free: Free | None, form
     plan = planned(saved, config, scale, words, "check")
     if card is not None:
         plan = dataclasses.replace(plan, gpu=card)
-    if plan.gpu_row is None:
+    ram = _ram() if plan.device == "cpu" else 0
+    if plan.gpu_row is None and plan.device != "cpu":
         raise InputError("say which card it shall fit on: --gpu NAME")
     rehearsal = rehearsed(plan, words) if plan.model.module.factory else None
-    kept = 0 if keep_free is None else keep_free.of(usable_bytes(plan, plan.gpu_row))
-    found = gate(estimate(plan, rehearsal=rehearsal), kept)
+    kept = 0 if keep_free is None else keep_free.of(usable_bytes(plan, plan.gpu_row) if plan.gpu_row else ram)
+    found = gate(estimate(plan, rehearsal=rehearsal), kept, ram)
     if format == "json":
         click.echo(json.dumps(found.to_dict(), indent=2))
     elif format == "csv":
         said = found.to_dict()
         click.echo(render([list(said.values())], list(said), "csv"))
     else:
-        line = printable(f"{plan.model.name}, {plan.strategy} on {plan.ranks} x {plan.gpu}: {found.said}")
+        place = f"{plan.ranks} x {plan.gpu}" if plan.gpu else f"{plan.ranks} rank{'s' * (plan.ranks > 1)} on CPU cores"
+        line = printable(f"{plan.model.name}, {plan.strategy} on {place}: {found.said}")
         click.echo(f"- {line}" if format == "markdown" else line)
     if not found.passes:
         raise click.exceptions.Exit(1)
+
+
+def _ram() -> int:
+    from memcalc.machine import detect
+
+    return detect().ram_bytes or 0
 
 
 def _is_plan(path: Path) -> bool:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.cli.confirmed import as_dict, numbers_of
+from memcalc.precision import PRECISIONS
 from memcalc.tables import heading, printable, render
 from memcalc.units import format_both, format_bytes, format_count
 
@@ -15,8 +16,12 @@ if TYPE_CHECKING:
     from memcalc.confirmation import Confirmation
     from memcalc.plan import Plan
     from memcalc.recommend import Choice, Recommendation, Refusal
+    from memcalc.search import Search
 
 __all__ = ["brief", "follow_up", "nothing", "shown"]
+
+CLOSE = 0.02
+"""Headroom below this part of the card is pointed out: a desktop or another process takes as much."""
 
 KNOBS = ("strategy", "ranks", "checkpointing", "precision", "micro batch", "accumulation")
 
@@ -137,7 +142,9 @@ def _title(found: Recommendation, format: str) -> str:
     where = f"{format_both(job.capacity)} each" if base.device == "cuda" else f"{format_both(job.capacity)} of RAM"
     free = f" of which {format_both(job.keep_free)} stay free" if job.keep_free else ""
     ranks = " or ".join(map(str, job.ranks)) if len(job.ranks) < 4 else f"{job.ranks[0]} to {job.ranks[-1]}"
-    place = f"{ranks} x {base.gpu or 'GPU'}" if base.device == "cuda" else f"{ranks} ranks on CPU cores"
+    machines = max(map(job.nodes, job.ranks))
+    over = f" on {'up to ' * (len(job.ranks) > 1)}{machines} machines" * (machines > 1)
+    place = f"{ranks} x {base.gpu or 'GPU'}{over}" if base.device == "cuda" else f"{ranks} ranks on CPU cores"
     size = f"{format_count(count)} parameters"
     name = size if base.model.name == size else f"{base.model.name}: {size}"
     return f"{title}\n{printable(f'{name} on {place}, {where}{free}; {format_count(found.tried)} plans tried')}"
@@ -152,8 +159,18 @@ def brief(plan: Plan) -> str:
 
 
 def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:
+    """Each plan's own reason; how several of them are carried out alike is said once."""
+    from memcalc.reasons import FORMS
+
+    of = {form: [str(n) for n, choice in enumerate(plans, 1) if form in choice.reason] for form in FORMS}
+    shared = {form: numbers for form, numbers in of.items() if len(numbers) > 1}
     for number, choice in enumerate(plans, 1):
-        yield f"{number}: {choice.reason}"
+        reason = choice.reason
+        for form in shared:
+            reason = reason.replace(f"; {form}", "")
+        yield f"{number}: {reason}"
+    for form, numbers in shared.items():
+        yield f"{', '.join(numbers)}: {form}"
 
 
 def _others(found: Recommendation, tokens: int) -> Iterator[str]:
@@ -181,24 +198,51 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
-    from memcalc.assumptions import limits, uncounted
+    from memcalc.assumptions import crowded, limits, measured_here, uncounted
     from memcalc.recommend import TIE
     from memcalc.search import activations_known
 
+    tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
     if not activations_known(found.search.base):
         yield "activations are not counted because no shape was given"
     yield from uncounted(found.search.base)
-    tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
+    yield from measured_here(found.search.base)
+    yield from _frozen_in(found.search)
+    most = max(tried, key=lambda plan: plan.ranks)
+    yield from crowded(most)
     for limit in dict.fromkeys(limit for plan in tried for limit in limits(plan)):
         names = dict.fromkeys(plan.strategy for plan in tried if limit in limits(plan))
         yield f"{', '.join(names)}: {limit}"
-    for said in dict.fromkeys(choice.plan.untrained for choice in found.plans if choice.plan.untrained):
+    for said in dict.fromkeys(plan.untrained for plan in tried if plan.untrained):
         yield f"estimated only: memcalc cannot train {said}"
+    yield from _close(found)
     if found.plans:
         yield (
             "peak is allocated memory; headroom is what is left at the high end of what the device may show; step is a range, "
-            "predicted, in which four of five published runs lie; speed is samples per second against the fastest plan that "
-            f"fits; of plans within {TIE:.0%} the simplest goes first"
+            "predicted: it holds four of five of the published runs it was fitted on, and about half of all others; speed is "
+            f"samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first"
+        )
+
+
+def _close(found: Recommendation) -> Iterator[str]:
+    """Plans that leave next to nothing of the card."""
+    job = found.search
+    numbers = [str(n) for n, choice in enumerate(found.plans, 1) if choice.headroom < CLOSE * job.capacity]
+    if numbers and not job.keep_free and job.base.device == "cuda":
+        yield (
+            f"{', '.join(numbers)}: less than {CLOSE:.0%} of the card is left, and what else runs on it may take that; "
+            "--keep-free 5% leaves more"
+        )
+
+
+def _frozen_in(job: Search) -> Iterator[str]:
+    """What frozen weights and their adapters are held in, where they differ."""
+    adapter, rows = job.base.adapter, [PRECISIONS[name] for name in job.precisions]
+    low = [row for row in rows if row.weights != "float32"]
+    if adapter.freezes and adapter.dtype == "float32" and low:
+        yield (
+            f"frozen weights are held in {low[0].weights} and adapters in float32, as PEFT does; "
+            f"--precision amp-{low[0].name} holds both in float32"
         )
 
 
@@ -206,7 +250,7 @@ def _breaks(refusal: Refusal) -> str:
     """Which plan, how much too much, and the largest term at its peak."""
     plan = refusal.plan
     return (
-        f"{plan.strategy}, {brief(plan)}: up to {format_bytes(refusal.missing)} too much; at the peak in "
+        f"{plan.strategy}, {brief(plan)}: at the high end at least {format_bytes(refusal.missing)} too much; at the peak in "
         f"{refusal.moment} the largest part is {refusal.category}, {format_both(refusal.category_bytes)}"
     )
 

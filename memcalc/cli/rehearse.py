@@ -209,6 +209,8 @@ class _Shown:
         return printable(f"{plan.model.name}, {plan.strategy}, {rank}, {how}: {format_both(found.peak.bytes)}")
 
     def remarks(self) -> Iterator[str]:
+        from memcalc.assumptions import crowded
+
         found = self.rehearsal
         if found.measurement is not None:
             yield f"rehearsed in {found.seconds:.1f} s: {found.measurement.instrument}"
@@ -216,6 +218,7 @@ class _Shown:
             more = "more than that: " if before > found.peak.bytes else "less: "
             yield f"before the steady step (building, sharding, the first step) it takes {more}{format_both(before)}"
         yield from found.remarks
+        yield from crowded(self.ledger.plan)
         if found.source == "rehearsal" and not self.known:
             yield "the ledger is left out: it knows this model's states, not its activations"
         if self.run is not None:

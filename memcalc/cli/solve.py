@@ -33,8 +33,8 @@ Examples:
 
 
 @click.command("solve", cls=Command, epilog=EXAMPLES)
-@option("The question", "--for", "quantity", type=Name("quantity", FOR), required=True, metavar="WHAT",
-        help=f"One of: {', '.join(FOR)}. Of gpus the fewest are asked for, of the others the most that fit.")  # fmt: skip
+@option("The question", "--for", "quantity", type=Name("quantity", FOR), metavar="WHAT",
+        help=f"Needed. One of: {', '.join(FOR)}. Of gpus the fewest are asked for, of the others the most that fit.")  # fmt: skip
 @option(
     "The question",
     "--keep-free",
@@ -45,7 +45,7 @@ Examples:
 @plan_options
 @option("The answer", "--format", type=Name("format", FORMATS), default="table", metavar="KIND",
         help=f"One of: {', '.join(FORMATS)}.  [default: table]")  # fmt: skip
-def command(quantity: str, keep_free: Free | None, format: str, **words: Any) -> None:
+def command(quantity: str | None, keep_free: Free | None, format: str, **words: Any) -> None:
     """Find the largest micro batch, sequence, depth or size that fits, or the fewest GPUs that will do: exact to one.
 
     MODEL and all options are those of memcalc estimate; the one that is asked for need not be given. What fits is what the
@@ -55,7 +55,11 @@ def command(quantity: str, keep_free: Free | None, format: str, **words: Any) ->
     from memcalc.estimate import usable_bytes
     from memcalc.solve import solve
 
+    if quantity is None:
+        raise InputError(f"say what is asked for: --for with one of {', '.join(FOR)}")
     plan = _plan(quantity, words)
+    if plan.device == "cpu":
+        raise InputError("solve is for cards; whether a run on CPU cores fits in this machine's RAM says memcalc check")
     if plan.gpu_row is None:
         raise InputError("say which card it shall fit on: --gpu NAME")
     there = usable_bytes(plan, plan.gpu_row)
@@ -98,7 +102,7 @@ def _show(found: Solution, format: str) -> str:
     if format == "csv":
         return render([list(said.values())], list(said), "csv")
     if found.value is None:
-        line = f"for {found.quantity.name} there is no answer on {found.plan.gpu}"
+        line = f"for {found.quantity.name} there is no answer on {found.plan.gpu} in {found.plan.precision}"
     else:
         word = "fewest" if found.quantity.fewest else "largest"
         sizes = [found.needed, found.limit, *([found.beyond] if found.beyond is not None else [])]
@@ -109,7 +113,7 @@ def _show(found: Solution, format: str) -> str:
         )
         line = (
             f"{word} {found.quantity.name}: {format_count(found.value)} {found.quantity.unit}; needs up to {needed} "
-            f"of {there} of {found.plan.gpu}"
+            f"of {there} of {found.plan.gpu}, in {found.plan.precision}"
         )
         if found.beyond is not None:
             step = "one less" if found.quantity.fewest else "one step more"

@@ -11,6 +11,7 @@ import click
 from memcalc.cli.kinds import Name
 from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.errors import InputError
+from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 from memcalc.tables import FORMATS, heading, printable, render
 from memcalc.units import format_count
@@ -89,6 +90,7 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
     if format == "json":
         return json.dumps({"strategies": [_as_dict(each, lines) for each in lines],
                            "refused": [dataclasses.asdict(each) for each in refused]}, indent=2)  # fmt: skip
+    from memcalc.assumptions import crowded
     from memcalc.strategy_table import OTHER, SHOWN
 
     if format == "csv":
@@ -122,6 +124,8 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
         "speed is samples per second by the time model that orders plans in recommend, 1 for the fastest of torch's; ≤ where the "
         "host's work of the engine (DeepSpeed, Megatron, DataParallel) is not known and not in it",
         "smallest card is the smallest of the catalog that holds it for sure and computes its dtype",
+        *_recipes_differ(lines),
+        *crowded(base),
         *(f"{', '.join(names)}: {why}" for why, names in _by_reason(refused).items()),
     ]
     mark = "- " if format == "markdown" else "  "
@@ -159,6 +163,20 @@ def _uncounted(lines: list[Line]) -> list[str]:
         for limit in each.limits:
             limits.setdefault(limit, []).append(each.plan.strategy)
     return found + [f"{', '.join(names)}: {limit}" for limit, names in limits.items()]
+
+
+def _recipes_differ(lines: list[Line]) -> list[str]:
+    """Which rows are of another precision than the first, so that their speed is of another recipe."""
+    first = lines[0].plan.precision
+    others = dict.fromkeys(each.plan.precision for each in lines if each.plan.precision != first)
+    return (
+        [
+            f"speeds are not of one precision: {first} keeps {PRECISIONS[first].weights} weights, and rows of "
+            f"{' and '.join(others)} keep 16-bit weights with float32 master copies, as these engines do"
+        ]
+        if others
+        else []
+    )
 
 
 def _by_reason(refused: list[Refused]) -> dict[str, list[str]]:

@@ -24,7 +24,7 @@ _METERS = {
     "allocated": "allocated (torch.cuda.max_memory_allocated)",
     "reserved": "reserved (torch.cuda.max_memory_reserved)",
     "device": "device (what nvidia-smi shows)",
-    "host": "host (RAM of the process)",
+    "host": "host (its counted buffers, not all its RAM)",
 }
 _ON_CPU = {
     "allocated": "allocated (all tensors)",
@@ -64,7 +64,8 @@ def _title(found: Estimate, format: str) -> str:
     degrees = ("tensor", "context", "pipeline", "expert")
     divided = [f"{name} {degree}" for name in degrees if (degree := getattr(plan.layout, name)) > 1]
     layout = f" ({', '.join(divided)})" if divided else ""
-    world = f"{plan.strategy} on {plan.ranks} rank{'s' if plan.ranks > 1 else ''}{layout}"
+    machines = f" of {plan.nodes} machines" * (plan.nodes > 1)
+    world = f"{plan.strategy} on {plan.ranks} rank{'s' if plan.ranks > 1 else ''}{machines}{layout}"
     recipe = f"{plan.precision}, {plan.optimizer} ({plan.optimizer_kind}), {world}"
     count = _parameters(found)
     what = f"{plan.model.name if plan.model.name == count else f'{plan.model.name}: {count}'}, {recipe}"

@@ -20,14 +20,13 @@ def sweep_text(figure: Sweep, width: int, *, colours: bool = False) -> str:
     right = max((len(_said(point)) for line in figure.lines for point in line.points), default=0)
     room = max(width - left - right - 4, _LEAST)
     limit = figure.top if figure.capacity is None else min(figure.top, int(_OVER * figure.capacity))
-    card = (
-        f"{figure.base.gpu} has {format_both(figure.capacity)}" if figure.capacity is not None else "no card was named"
-    )
+    bounded = figure.capacity is not None
+    card = f"{figure.base.gpu} has {format_both(figure.capacity)}" if figure.capacity is not None else figure.unbounded
     lines = [heading(printable(f"{figure.base.model.name}: memory against {LABEL[figure.against]}")), printable(card)]
     for line in figure.lines:
-        lines += ["", printable(f"{line.strategy}: {figure.edge(line)}")]
+        lines += ["", printable(f"{line.strategy}: {figure.edge(line)}" if bounded else line.strategy)]
         lines += [_bar(figure, line, point, left, room, limit, colours) for point in line.points]
-    return "\n".join([*lines, "", *_legend(figure)])
+    return "\n".join([*lines, "", *_legend(figure), *([f"  {printable(figure.ends)}"] * bool(figure.ends))])
 
 
 def _bar(figure: Sweep, line: Line, point: Point, left: int, room: int, limit: int, colours: bool) -> str:

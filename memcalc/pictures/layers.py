@@ -28,6 +28,10 @@ BY_COUNT = 0.25
 good or freed of what was there, unless it is replaced by its like. By number alone two sources of one step drift apart, since kernels differ in their scratch;
 by bytes alone scratch would have no width."""
 
+SLIP = 0.1
+"""Share of its phase by which another source's fullest point may lie beside ours and still be the same point: kernels differ
+in their scratch, and a peak of one event would be drawn twice, and read beside what is not it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Phase:
@@ -101,16 +105,31 @@ def layers(timeline: Timeline, columns: int) -> Layers:
     )
 
 
-def curve(timeline: Timeline, onto: Sequence[Phase], columns: int) -> NDArray[np.int64] | None:
-    """Bytes in use of another timeline of the same step, in the columns of the first; None where it has other phases.
+def curve(timeline: Timeline, onto: Timeline, columns: int) -> NDArray[np.int64] | None:
+    """Bytes in use of a timeline in the columns of another of the same step, ``onto``; None where that has other phases.
 
-    What comes before the step is the first one's alone: columns in it hold -1.
+    What comes before the step is the other's alone: columns in it hold -1. The fullest point near the other's peak is in its
+    column.
     """
-    mine, places = phases(timeline), [phase for phase in onto if phase.moment not in BEFORE]
+    mine, places = phases(timeline), [phase for phase in phases(onto) if phase.moment not in BEFORE]
     if not mine or [phase.moment for phase in mine] != [phase.moment for phase in places]:
         return None
-    live = timeline.live()[_fullest(timeline, mine, places, columns)]
+    live = timeline.live()[_fullest(timeline, mine, places, columns, _meeting(timeline, mine, onto, places))]
     return np.where((np.arange(columns) + 1) / columns <= places[0].left, -1, live)
+
+
+def _meeting(
+    timeline: Timeline, mine: Sequence[Phase], onto: Timeline, places: Sequence[Phase]
+) -> tuple[int, float, float] | None:
+    """The phase, by number, that has the other's peak; where the point that is the same lies in this one's phase and in that."""
+    live, other = timeline.live(), onto.live()
+    number = int(np.argmax([other[place.first : place.stop].max() for place in places]))
+    place, phase = places[number], mine[number]
+    there = float(_progress(onto, place)[int(np.argmax(other[place.first : place.stop]))])
+    shares = _progress(timeline, phase)
+    near = np.where(np.abs(shares - there) <= SLIP, live[phase.first : phase.stop], -1)
+    top = int(np.argmax(near))
+    return (number, float(shares[top]), there) if near[top] >= 0 else None
 
 
 def _progress(timeline: Timeline, phase: Phase) -> NDArray[np.float64]:
@@ -137,14 +156,20 @@ def _replaced(category: NDArray[np.int8], delta: NDArray[np.int64], lasting: NDA
     return replaced
 
 
-def _fullest(timeline: Timeline, mine: Sequence[Phase], places: Sequence[Phase], columns: int) -> NDArray[np.int64]:
-    """Of each column the event after which most is in use; where there is none, the last one before it."""
+def _fullest(
+    timeline: Timeline, mine: Sequence[Phase], places: Sequence[Phase], columns: int,
+    meeting: tuple[int, float, float] | None = None,
+) -> NDArray[np.int64]:  # fmt: skip
+    """Of each column the event after which most is in use; where there is none, the last one before it. What lies in a phase
+    where ``meeting`` says is moved to where it says, and the rest of the phase with it."""
     if not mine:
         return np.zeros(0, dtype=np.int64)
     live = timeline.live()
     column = np.empty(len(live), dtype=np.int64)
-    for phase, place in zip(mine, places, strict=True):
+    for number, (phase, place) in enumerate(zip(mine, places, strict=True)):
         share = _progress(timeline, phase)
+        if meeting is not None and meeting[0] == number:
+            share = np.interp(share, [0.0, meeting[1], 1.0], [0.0, meeting[2], 1.0])
         column[phase.first : phase.stop] = (place.left + share * (place.right - place.left)) * columns
     column = np.minimum(column, columns - 1)
     events = np.full(columns, -1, dtype=np.int64)

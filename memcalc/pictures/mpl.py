@@ -43,6 +43,8 @@ _ABOVE = 1.04
 
 def check_target(path: Path) -> None:
     """Raises InputError for a name that says no format, or where matplotlib is not installed, FileError where no file can be."""
+    if path.suffix.lower() in (".html", ".htm"):
+        raise InputError(f"{shorten(str(path))} is no figure; for a page: memcalc report with the same model and -o")
     if path.suffix.lower() not in SUFFIXES:
         raise InputError(f"{shorten(str(path))} says no format of a figure; end its name in {' or '.join(SUFFIXES)}")
     if find_spec("matplotlib") is None:

@@ -12,7 +12,7 @@ from memcalc.assumptions import activations_known
 from memcalc.estimate import Estimate, usable_bytes
 from memcalc.measurement import RankMeasurement
 from memcalc.palette import ORDER
-from memcalc.pictures.layers import Layers, curve, layers, phases
+from memcalc.pictures.layers import Layers, curve, layers
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 from memcalc.units import format_both, format_bytes
 
@@ -123,7 +123,7 @@ def capacity(found: Estimate) -> int | None:
 def of_timeline(found: Estimate, timeline: Timeline, columns: int, name: str = "rehearsal") -> Curve:
     """A curve from a timeline of the same step."""
     peak = timeline.steady()
-    live = curve(timeline, phases(found.timeline), columns)
+    live = curve(timeline, found.timeline, columns)
     return Curve(name=name, peak=peak.bytes, by_moment=peak.by_moment, live=live)
 
 

@@ -68,6 +68,21 @@ class Sweep:
         """The largest number of bytes there is."""
         return max([self.capacity or 0, *(point.high for line in self.lines for point in line.points)])
 
+    @property
+    def unbounded(self) -> str:
+        """Why no strategy has an edge."""
+        return "on CPU cores, which no card bounds" if self.base.device == "cpu" else "no card was named"
+
+    @property
+    def ends(self) -> str:
+        """Where the model ends before the figure does, in a sentence; blank where it does not."""
+        model = self.base.model
+        most = model.context - model.position_offset
+        last = max((point.value for line in self.lines for point in line.points), default=0)
+        if self.against != "seq-len" or not most or last < most:
+            return ""
+        return f"{model.name}'s context ends at {format_count(most)} tokens."
+
     def edge(self, line: Line) -> str:
         """Where one strategy stops fitting, in words.
 
@@ -78,7 +93,7 @@ class Sweep:
         'fits up to micro batch 9'
         """
         if self.capacity is None:
-            return "no card was named"
+            return self.unbounded
         if line.edge is None:
             return "none of these fits for sure"
         value, shown = format_count(line.edge), [point.value for point in line.points]
@@ -97,7 +112,7 @@ class Sweep:
             for line in self.lines
             if line.points
         ]
-        return f"Allocated peak of {self.base.model.name} against {LABEL[self.against]}.{card} {' '.join(lines)}"
+        return f"Allocated peak of {self.base.model.name} against {LABEL[self.against]}.{card} {' '.join(lines + [self.ends] * bool(self.ends))}"
 
 
 def sweep(

@@ -109,6 +109,8 @@ def _verdict(found: Estimate, capacity: int | None) -> dict[str, str]:
         "does-not-fit": "Does not fit on",
         "unknown": "It is not known whether it fits on",
     }
+    if found.plan.device == "cpu":
+        return {"state": found.verdict, "text": "It runs on CPU cores: memcalc check says whether it fits in RAM"}
     card = "a GPU: none is chosen" if capacity is None else str(found.plan.gpu)
     return {"state": found.verdict, "text": f"{words[found.verdict]} {card}"}
 

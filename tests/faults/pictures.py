@@ -31,4 +31,10 @@ FAULTS = [
         right='.replace("<", "\\\\u003c")',
         wrong="",
     ),
+    Fault(
+        name="the peaks of two sources of one step lie in different columns",
+        file="pictures/layers.py",
+        right="if meeting is not None and meeting[0] == number:",
+        wrong="if meeting is not None and number < 0:",
+    ),
 ]

@@ -68,6 +68,18 @@ FAULTS = [
         wrong="2.0 * forward",
     ),
     Fault(
+        name="frozen weights count a gradient in MFU that is never computed",
+        file="work.py",
+        right="(6 if w.trainable else 4)",
+        wrong="6",
+    ),
+    Fault(
+        name="frozen weights are held in float32 beside float32 adapters",
+        file="search.py",
+        right='return ({"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(usual, usual),)',
+        wrong="return (usual,)",
+    ),
+    Fault(
         name="coefficients are fitted on both halves of the sources",
         file="calibrate/published.py",
         right="row.half != half or ",
@@ -78,5 +90,41 @@ FAULTS = [
         file="coefficients.py",
         right='return device == self.device and (device == "cpu" or (gpu is not None and gpu == self.gpu))',
         wrong="return True",
+    ),
+    Fault(
+        name="the bound of states takes each rank to hold all parameters",
+        file="fitting.py",
+        right="held = width * whole // (shards if row.shards_parameters else 1)",
+        wrong="held = width * whole",
+    ),
+    Fault(
+        name="the line through two shallow models is drawn a layer too far",
+        file="fitting.py",
+        right="model.layers // span - SHALLOW[1]",
+        wrong="model.layers // span - SHALLOW[0]",
+    ),
+    Fault(
+        name="a foreach step is taken to need what a fused one does and its counters twice",
+        file="fitting.py",
+        right="index) - less",
+        wrong="index) + less",
+    ),
+    Fault(
+        name="what is solved for ends its bracket one step early",
+        file="solve.py",
+        right="while high - low > 1:\n        probe",
+        wrong="while high - low > 2:\n        probe",
+    ),
+    Fault(
+        name="what shall stay free of a card is used",
+        file="search.py",
+        right="room = self.capacity - self.keep_free",
+        wrong="room = self.capacity",
+    ),
+    Fault(
+        name="the fewest GPUs that will do are the most",
+        file="recommend.py",
+        right="for count in sorted(set(field.job.ranks)):",
+        wrong="for count in sorted(set(field.job.ranks), reverse=True):",
     ),
 ]

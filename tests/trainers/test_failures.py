@@ -174,7 +174,7 @@ def test_progress_goes_to_the_terminal_once(tmp_path: Path) -> None:
     done = finish(plan(ranks=2, strategy="ddp"), tmp_path, "--steps", "4")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert lines.pop(0).endswith("are left out of each epoch, other ones every time")
+    assert lines.pop(0).endswith("are left out of each epoch, different ones every time")
     assert [line.split("  ")[0] for line in lines] == ["step 1/4", "step 2/4", "step 3/4", "step 4/4", "step 4/4"]
     assert "tokens/s" in lines[3] and "allocated" in lines[3] and "evaluation loss" in lines[4]
     assert (tmp_path / "weights" / "model.safetensors").exists()

@@ -27,12 +27,17 @@ _VERDICTS = {
     "unknown": ("none", "Whether it fits on {} is not known"),
 }
 
+_NO_CARD = {
+    "cuda": "No card was named, so there is no verdict",
+    "cpu": "It runs on CPU cores: memcalc check says whether it fits in the RAM of a machine",
+}
+
 
 def head(figure: Step, run: Comparison | None) -> Html:
     """The answer in three lines."""
     found, plan = figure.estimate, figure.estimate.plan
     kind, words = _VERDICTS[found.verdict]
-    verdict = "No card was named, so there is no verdict" if plan.gpu is None else words.format(plan.gpu)
+    verdict = words.format(plan.gpu) if plan.gpu else _NO_CARD[plan.device]
     peak = f"Peak {format_both(found.peak.bytes)} allocated, in the moment {found.peak.moment}"
     parts = [
         element("h1", plan.model.name),
@@ -66,7 +71,7 @@ _METERS = {
     "allocated": "torch.cuda.max_memory_allocated",
     "reserved": "torch.cuda.max_memory_reserved",
     "device": "what nvidia-smi shows",
-    "host": "RAM of the process",
+    "host": "buffers counted in RAM, not all of the process",
 }
 
 

@@ -36,7 +36,7 @@ export function draw(answer, order) {
     ["Allocated by torch", said.peak],
     ["Reserved by torch", said.reserved],
     ["Shown by nvidia-smi", said.device],
-    ["Host RAM", said.host],
+    ["Host, counted buffers", said.host],
   ];
   $("meters").replaceChildren(...meters.map(([name, value]) =>
     element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value }))));
