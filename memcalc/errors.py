@@ -40,7 +40,7 @@ class UnknownNameError(InputError):
     >>> str(UnknownNameError("GPU", "a100-80", ["a100-80gb", "t4"]))
     "unknown GPU 'a100-80'; did you mean 'a100-80gb'? known: a100-80gb, t4"
 
-    Of more than twenty names the closest eight are shown.
+    Names are in the alphabet's order; of more than twenty the closest eight are shown.
     """
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
@@ -54,7 +54,7 @@ class UnknownNameError(InputError):
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
         shown = self.known
         if len(shown) > _ALL_SHOWN:
-            shown = get_close_matches(written, shown, n=_CLOSE, cutoff=0.0)
+            shown = sorted(get_close_matches(written, shown, n=_CLOSE, cutoff=0.0))
         more = f" and {len(self.known) - len(shown)} more" if len(shown) < len(self.known) else ""
         super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(shown) or 'none'}{more}")
 

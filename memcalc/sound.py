@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from memcalc.plan import Plan
 
 __all__ = [
-    "ATTENTIONS", "DEVICES", "LOSSES", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly",
+    "ATTENTIONS", "DEVICES", "LOSSES", "MOST_RANKS", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly",
 ]  # fmt: skip
 
+MOST_RANKS = 10**6
+"""Past it a number is a slip: the largest clusters have a few hundred thousand cards."""
 DEVICES = ("cuda", "cpu")
 LOSSES = ("float32", "logits")
 ATTENTIONS = ("auto", "flash", "efficient", "math", "eager")
@@ -87,7 +89,11 @@ def check_fields(plan: Plan) -> None:
     for field in ("micro_batch", "tokens", "checkpoint_every"):
         _at_least(field, getattr(plan, field), 0)
     # Past these a number is a slip, and a ledger would take minutes.
-    most = {"ranks": (plan.ranks, 10**6), "layers": (plan.model.layers, 10**4), "bucket mb": (plan.bucket_mb, 10**6)}
+    most = {
+        "ranks": (plan.ranks, MOST_RANKS),
+        "layers": (plan.model.layers, 10**4),
+        "bucket mb": (plan.bucket_mb, 10**6),
+    }
     for field, (value, limit) in most.items():
         if value > limit:
             raise PlanError(f"{field} {value} must be at most {limit}")

@@ -99,5 +99,10 @@ def test_c49_mistakes_in_deepspeeds_files_are_named(tmp_path: Path) -> None:
     assert "CPU Adam" not in said(tmp_path, ACCELERATE_DEEPSPEED, "gpt2-tiny")[1]
     code, lines = said(tmp_path, ZERO_2_AUTO, "gpt2-tiny", "--gpus", "2", "--batch-size", "3")
     assert code == 0
-    for auto in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
-        assert auto in lines.partition('"auto": taken as 6 = 3 x 1 x 2')[0]
+    for auto, value in (
+        ("train_batch_size", 6),
+        ("train_micro_batch_size_per_gpu", 3),
+        ("gradient_accumulation_steps", 1),
+    ):
+        assert f'{auto} "auto" is taken as {value}' in lines
+    assert "(a step of 6 samples = 3 x 1 x 2 ranks)" in lines

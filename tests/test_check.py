@@ -73,6 +73,11 @@ def test_a_run_on_cpu_cores_is_held_against_ram(
     assert said in line
 
 
+def test_examples_and_exit_codes_stand_before_the_options_of_a_plan(run: Run) -> None:
+    text = run("check", "--help").output
+    assert 0 < text.index("Examples:") < text.index("Exit codes:") < text.index("--params COUNT")
+
+
 def test_ranks_on_cpu_cores_share_ram_to_the_byte() -> None:
     found = estimate(Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=1, device="cpu", ranks=2, strategy="ddp"))
     least = next(ram for ram in count(2 * found.device.high) if int(ram * RAM_SHARE) // 2 == found.device.high)
@@ -140,7 +145,7 @@ def test_solve_in_every_format(run: Run) -> None:
 def test_solve_says_when_nothing_will_do(run: Run) -> None:
     result = run("solve", "gpt2-xl", "--for", "gpus", "--strategy", "ddp", "--gpu", "t4")
     assert result.exit_code == 1
-    assert result.stderr.startswith("memcalc: no number of GPUs will do: ddp needs ")
+    assert result.stderr.startswith("memcalc: none up to 4,096 GPUs will do: ddp needs ")
 
 
 def test_the_number_of_gpus_is_chosen_and_the_cost_is_said(run: Run) -> None:

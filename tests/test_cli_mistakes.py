@@ -84,7 +84,10 @@ MISTAKES = [
     (["estimate", "gpt2", "--layers", "1000000000000"], "layers 1000000000000 must be at most 10000"),
     (["estimate", "gpt2", "--batch-size", "1000000000000"], "more than 4 EiB"),
     (["estimate", "--params", "1e18"], "more than 4 EiB"),
-    (["estimate", "gpt2", "--gpus", "1000000000", "--strategy", "zero-1"], "ranks 1000000000 must be at most 1000000"),
+    (
+        ["estimate", "gpt2", "--gpus", "1000000000", "--strategy", "zero-1"],
+        "--gpus 1000000000 must be at most 1,000,000",
+    ),
 ]
 
 

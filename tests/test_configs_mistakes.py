@@ -54,6 +54,8 @@ MISTAKES = [
     (fsdp("fp16", "maybe"), "fsdp_config.fp16 'maybe' is not true or false"),
     (fsdp("device", "tpu"), "fsdp_config.device 'tpu' is none of: cuda, cpu"),
     (fsdp("local_rank", "8"), "local_rank 8 is not below world_size 8"),
+    (fsdp("sharding_strategy", "FULL_SHARD"), "fsdp_config.sharding_strategy is a key of accelerate's YAML, which begins with"),
+    (fsdp("fsdp_offload_params", "true"), "fsdp_config.fsdp_offload_params is a key of accelerate's YAML, which begins with"),
     (fsdp("wrld_size", "8"), "unknown key 'fsdp_config.wrld_size'; did you mean fsdp_config.world_size?"),
     (fsdp("offload_params", "false\n  offload_optimizer_state: true"), "stands twice"),
     (fsdp("fp16", "!!python/object/apply:os.system ['true']"), "has the tag 'tag:yaml.org,2002:python/object"),

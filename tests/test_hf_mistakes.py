@@ -91,6 +91,7 @@ KEYS = [
     ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, which is not true or false"),
     ({"attention_bias": "no"}, "attention_bias is 'no', which is not true or false"),
     ({"hidden_act": 3}, "hidden_act is 3, which is not text"),
+    ({"quantization_config": []}, "quantization_config is [], which is not an object"),
     ({"hidden_act": "glu"}, "unknown activation function 'glu'; did you mean 'gelu'?"),
     ({"architectures": "LlamaForCausalLM"}, "which is not a list of class names"),
     ({"num_key_value_heads": 3}, "3 key/value heads do not divide 4 heads"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memcalc.cli.app import app
+from memcalc.cli.kinds import Share
 from memcalc.errors import InputError
 from memcalc.estimate import estimate
 from memcalc.hardware import GPUS
@@ -103,3 +107,29 @@ def test_gpus_that_divide_nothing_do_not_help() -> None:
 def test_what_cannot_be_asked(plan: Plan, name: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         solve(plan, name, 10**10)
+
+
+def test_sizes_that_round_alike_are_given_to_the_byte() -> None:
+    line = CliRunner().invoke(app, ["solve", "--for", "params", "--gpu", "t4", "--strategy", "single"]).output
+    needed, limit, beyond = (int(size.replace(",", "")) for size in re.findall(r"([0-9,]+) B\b", line))
+    assert needed <= limit < beyond
+    assert line.endswith("B and does not fit\n")
+    few = CliRunner().invoke(app, ["solve", "llama-3-70b", "--for", "gpus", "--gpu", "t4", "--strategy", "ddp"])
+    assert few.exit_code == 1
+    assert "none up to 4,096 GPUs will do: ddp needs" in few.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "free"),
+    [
+        ("10%", 100), ("1e-9%", 1), ("-0", 0), ("0", 0), ("0%", 0), ("-0%", 0), ("0 GiB", 0), ("99.5%", 995), ("1kB", 1000),
+    ],
+)  # fmt: skip
+def test_what_is_kept_free(text: str, free: int) -> None:
+    assert Share().read(text, "--keep-free").of(1000) == free
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "5%%", "-1GiB", "0.5", "%", "nan%", "-1%", "100%", "1e99%", ""])
+def test_what_cannot_be_kept_free_names_both_ways(text: str) -> None:
+    with pytest.raises(InputError, match=r"^--keep-free .*(%.*size)"):
+        Share().read(text, "--keep-free")

@@ -26,7 +26,7 @@ from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
 from memcalc.ui import words as ui_words
-from memcalc.ui.server import HEADERS, LARGEST, LONGEST, PAGES, Server
+from memcalc.ui.server import HEADERS, HOST, LARGEST, LONGEST, PAGES, Handler, Server
 from memcalc.ui.words import CLOSED, OwnConfig, asked, plan_of, query_of
 from tests.serving import ask, served
 
@@ -282,6 +282,8 @@ def test_every_answer_has_the_headers_and_none_opens_it_to_others(server: Server
         ("/api/estimate", "POST", {"Content-Length": str(LARGEST + 1)}, 413),
         ("/api/estimate", "POST", {"Content-Length": "x"}, 411),
         ("/api/estimate", "POST", {"Content-Length": "-1"}, 411),
+        ("/api/estimate", "POST", {"Content-Length": "2", "Transfer-Encoding": "chunked"}, 400),
+        ("/api/estimate?model=gpt2&gpus=1&gpus=2", "GET", {}, 400),
     ],
 )
 def test_what_is_not_asked_for_like_this(
@@ -290,6 +292,33 @@ def test_what_is_not_asked_for_like_this(
     answer, text = ask(server, path, method, b"{}" if method == "POST" else None, headers)
     assert answer.status == status
     assert list(json.loads(text)) == ["error", "options"]
+
+
+def test_head_says_what_get_says_without_its_body(server: Server) -> None:
+    for path in ("/", "/nothing", "/api/estimate?model=gpt2-tiny"):
+        (whole, text), (head, none) = ask(server, path), ask(server, path, "HEAD")
+        assert (head.status, none) == (whole.status, "")
+        assert int(head.headers["Content-Length"]) == len(text.encode())
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_body_that_does_not_come_is_answered(server: Server, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
+    monkeypatch.setattr(Handler, "timeout", 0.2)
+    with socket.create_connection((HOST, server.server_port), timeout=20) as wire:
+        wire.sendall(
+            f"POST /api/estimate HTTP/1.1\r\nHost: {HOST}:{server.server_port}\r\nContent-Length: 9\r\n\r\n{{}}".encode()
+        )
+        if ends:
+            wire.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: wire.recv(4096), b"")).decode()
+    assert answer.startswith("HTTP/1.1 408 ")
+    assert "the body is shorter than the 9 B that were announced" in answer
+
+
+def test_an_option_twice_is_refused_by_whatever_name() -> None:
+    for query in ("gpus=1&gpus=2", "adam=&adam=", "batch-size=1&micro-batch=2"):
+        with pytest.raises(InputError, match="is said twice; leave one out"):
+            asked(f"model=gpt2&{query}")
 
 
 def test_only_this_machine_can_reach_it(server: Server) -> None:

@@ -79,7 +79,10 @@ def train(
     prepared = prepare(model, plan, process.mesh, settings.seed, settings=settings)
     set_coefficients(prepared.optimizer, settings)
     del model
-    run = _Run(plan, settings, process, parts, batches, prepared, out, say, at, metered, signals)
+    run = _Run(
+        plan=plan, settings=settings, process=process, parts=parts, batches=batches, prepared=prepared, out=out, say=say,
+        at=at, metered=metered, signals=signals,
+    )  # fmt: skip
     return run.run(resume[1] if resume else None)
 
 
@@ -93,8 +96,11 @@ def mask_seed(seed: int, step: int, rank: int) -> int:
 
 
 class _Run:
+    """``say`` is told a line for people; ``at`` is called with each moment of a step, and holds the meter until the steps
+    before ``metered`` are done."""
+
     def __init__(
-        self, plan: Plan, settings: Training, process: Process, parts: Parts, batches: Source, prepared: Prepared,
+        self, *, plan: Plan, settings: Training, process: Process, parts: Parts, batches: Source, prepared: Prepared,
         out: Path | None, say: Callable[[str], None], at: Moments, metered: int, signals: Signals | None,
     ) -> None:  # fmt: skip
         self.plan, self.settings, self.process, self.batches, self.prepared = plan, settings, process, batches, prepared

@@ -32,7 +32,17 @@ Exit codes:
 """
 
 
-@click.command("check", cls=Command, epilog=EXAMPLES)
+class _ExamplesFirst(Command):
+    """The exit codes are what a build asks for; the options of a plan, some hundred, come after them."""
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+        self.format_options(ctx, formatter)
+
+
+@click.command("check", cls=_ExamplesFirst, epilog=EXAMPLES)
 @plan_options
 @config_options
 @option(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memcalc.errors import InputError
-from memcalc.search import strategy_names
+from memcalc.search import GROUPS, strategy_names
 from memcalc.strategies import STRATEGIES
 
 __all__ = ["check_closed"]
@@ -67,7 +67,7 @@ def check_closed(typed: Mapping[str, Any], only: Sequence[str] | None, without: 
             named = [word for word in only or () if word in STRATEGIES]
             if STRATEGIES[name].name in {STRATEGIES[word].name for word in named}:
                 raise _contradict(name, f"--only {','.join(only or ())}")
-        if name not in _ASKED and typed.get("strategy") in strategy_names([name]):
+        if (name in STRATEGIES or name in GROUPS) and typed.get("strategy") in strategy_names([name]):
             raise _contradict(name, f"--strategy {typed['strategy']}")
 
 

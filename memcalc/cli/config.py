@@ -31,7 +31,8 @@ def config_options(command: Function) -> Function:
     )(command)  # fmt: skip
     return option(
         _SECTION, "--config", "config", type=File(), metavar="FILE",
-        help="What a launch file says: an fsdp_config YAML, DeepSpeed's JSON or accelerate's YAML. Options given beside "
+        help="What a launch file says: DeepSpeed's JSON; accelerate's YAML (distributed_type: FSDP, fsdp_sharding_strategy); or "
+        "the plain fsdp_config YAML of tutorials (shard_optimizer_state, mixed_precision). Options given beside "
         "it win, and are named; only the number of processes it states changes by --scale-to-ranks alone.",
     )(command)  # fmt: skip
 

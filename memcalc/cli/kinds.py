@@ -83,17 +83,17 @@ class ModelName(Name):
 
 
 class Whole(Kind):
-    """A whole number from ``least`` on."""
+    """A whole number from ``least`` to ``most``."""
 
-    def __init__(self, least: int = 1) -> None:
-        self.least = least
+    def __init__(self, least: int = 1, most: int = _MOST) -> None:
+        self.least, self.most = least, most
 
     def read(self, text: str, option: str) -> int:
         if not re.fullmatch(r"\s*[+-]?[0-9][0-9_]{0,30}\s*", text) or text.rstrip().endswith("_") or "__" in text:
             raise InputError(f"{option} {shorten(text)} is not a whole number")
         value = int(text)
-        if not self.least <= value <= _MOST:
-            limit = f"at least {self.least}" if value < self.least else "at most 10**12"
+        if not self.least <= value <= self.most:
+            limit = f"at least {self.least}" if value < self.least else f"at most {self.most:,}"
             raise InputError(f"{option} {value} must be {limit}")
         return value
 
@@ -125,11 +125,18 @@ class Share(Kind):
 
     def read(self, text: str, option: str) -> Free:
         word = text.strip()
-        if not word.endswith("%"):
-            return Free(bytes=parse_bytes(word, option)) if word != "0" else Free()
-        if not re.fullmatch(r"[0-9]{1,3}(\.[0-9]{1,6})?\s*", word[:-1]) or float(word[:-1]) >= 100:
-            raise InputError(f"{option} {shorten(text)} must be a part below 100%, like 10%, or a size, like 4GiB")
-        return Free(share=float(word[:-1]) / 100)
+        if re.fullmatch(r"[+-]?0+(\.0*)?\s*([kmgtp]?i?b)?", word, re.IGNORECASE | re.ASCII):
+            return Free()
+        if part := re.fullmatch(r"([+-]?[0-9]{1,9}(?:\.[0-9]{0,9})?(?:e[+-]?[0-9]{1,2})?)\s*%", word, re.IGNORECASE):
+            if not 0 <= float(part[1]) < 100:
+                raise InputError(f"{option} {shorten(text)} must be a part of 0% or more and below 100%, or a size")
+            return Free(share=abs(float(part[1])) / 100)
+        try:
+            return Free(bytes=parse_bytes(word, option))
+        except InputError:
+            raise InputError(
+                f"{option} {shorten(text)} is no memory to keep free; write a part, like 10%, or a size, like 4GiB"
+            ) from None
 
 
 class Count(Kind):

@@ -20,7 +20,7 @@ from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
-from memcalc.sound import ATTENTIONS, DEVICES, LOSSES
+from memcalc.sound import ATTENTIONS, DEVICES, LOSSES, MOST_RANKS
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
@@ -129,7 +129,8 @@ _OPTIONS = (
     _flag(_T, "--keep-gradients", help="zero_grad(set_to_none=False): gradients stay allocated."),
     option(_W, "--strategy", type=Name("strategy", STRATEGIES), metavar="NAME",
            help=f"{_one_of(STRATEGIES)}  [estimate: single, with several GPUs ddp]"),
-    _whole(_W, "--gpus", "ranks", help="GPUs in all, one process each.  [default: 1]"),
+    option(_W, "--gpus", "ranks", type=Whole(most=MOST_RANKS), metavar="N",
+           help="GPUs in all, one process each.  [default: 1]"),
     _whole(_W, "--nodes", help="Machines the GPUs are spread over.  [default: 1]"),
     option(_W, "--gpu", type=Name("GPU", GPUS), metavar="NAME", help=f"The card. {_one_of(GPUS)}"),
     option(_W, "--device", type=Name("device", DEVICES), metavar="KIND", help=f"{_one_of(DEVICES)}  [default: cuda]"),

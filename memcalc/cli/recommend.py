@@ -13,6 +13,7 @@ from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.cli.recommended import brief, follow_up, nothing, shown
 from memcalc.errors import InputError
 from memcalc.files import check_output
+from memcalc.sound import MOST_RANKS
 from memcalc.tables import FORMATS, printable
 
 if TYPE_CHECKING:
@@ -55,7 +56,9 @@ CLOSED = (
 @plan_options
 @option(_S, "--global-batch", type=Whole(), metavar="N",
         help="Samples per optimizer step over all GPUs; accumulation follows from it.")  # fmt: skip
-@option(_S, "--max-gpus", type=Whole(), metavar="N", help="Choose the number of GPUs too, up to this many.")
+@option(
+    _S, "--max-gpus", type=Whole(most=MOST_RANKS), metavar="N", help="Choose the number of GPUs too, up to this many."
+)
 @option(_S, "--only", type=Names(), metavar="NAME,...",
         help="Strategies to choose from: names, or torch, deepspeed, megatron, all.  [default: torch]")  # fmt: skip
 @option(_S, "--without", type=Names(), metavar="NAME,...",
@@ -132,7 +135,7 @@ def command(
     if emit is not None:
         _emit(best, *emit, replace)
     if format == "table":
-        click.echo("" if launch else "\n" + "\n".join(follow_up(best, save_plan)))
+        click.echo("" if launch else "\n" + "\n".join(follow_up(best, save_plan or _emitted(emit))))
     if launch and out is not None:
         from memcalc.cli.launch import run_and_show
         from memcalc.training import Training
@@ -146,6 +149,13 @@ def _emit(plan: Plan, kind: str, folder: Path, replace: bool) -> None:
 
     for line in emit(plan, kind, folder, Training(), replace=replace):
         click.echo(f"memcalc: {printable(line)}", err=True)
+
+
+def _emitted(emit: tuple[str, Path] | None) -> Path | None:
+    """The plan that --emit wrote beside its launch file."""
+    from memcalc.configs.scripts import PLAN_FILE
+
+    return None if emit is None else emit[1] / PLAN_FILE
 
 
 def _search(

@@ -49,7 +49,8 @@ def command(quantity: str | None, keep_free: Free | None, format: str, **words: 
     """Find the largest micro batch, sequence, depth or size that fits, or the fewest GPUs that will do: exact to one.
 
     MODEL and all options are those of memcalc estimate; the one that is asked for need not be given. What fits is what the
-    high end of the estimate says. Exit code 1 when nothing fits.
+    high end of the estimate says. One step more does not fit; since the allocator's rounding can lower the high end by a few
+    percent from one size to the next, a still larger one now and then fits again. Exit code 1 when nothing fits.
     """
     from memcalc.estimate import usable_bytes
     from memcalc.solve import solve
@@ -104,13 +105,19 @@ def _show(found: Solution, format: str) -> str:
         line = f"for {found.quantity.name} there is no answer on {found.plan.gpu} in {found.plan.precision}"
     else:
         word = "fewest" if found.quantity.fewest else "largest"
+        sizes = [found.needed, found.limit, *([found.beyond] if found.beyond is not None else [])]
+        alike = len({format_bytes(size) for size in sizes}) < len(set(sizes))  # then only all digits tell them apart
+        needed, there, beyond = (
+            f"{size:,} B" if alike else show(size)
+            for size, show in ((found.needed, format_both), (found.limit, format_both), (sizes[-1], format_bytes))
+        )
         line = (
-            f"{word} {found.quantity.name}: {format_count(found.value)} {found.quantity.unit}; needs up to {format_both(found.needed)} "
-            f"of {format_both(found.limit)} of {found.plan.gpu}, in {found.plan.precision}"
+            f"{word} {found.quantity.name}: {format_count(found.value)} {found.quantity.unit}; needs up to {needed} "
+            f"of {there} of {found.plan.gpu}, in {found.plan.precision}"
         )
         if found.beyond is not None:
             step = "one less" if found.quantity.fewest else "one step more"
-            line += f"; {step} would need {format_bytes(found.beyond)}"
+            line += f"; {step} would need {beyond} and does not fit"
         elif not found.quantity.fewest:
             line += "; more is not possible with this plan, or takes more than memcalc counts"
     return f"- {printable(line)}" if format == "markdown" else printable(line)
@@ -120,7 +127,5 @@ def _nothing(found: Solution) -> str:
     plan = found.plan
     missing = format_both(found.needed - found.limit)
     if found.quantity.fewest:
-        return (
-            f"no number of GPUs will do: {plan.strategy} needs {missing} too much on each of {format_count(plan.ranks)}"
-        )
+        return f"none up to {format_count(plan.ranks)} GPUs will do: {plan.strategy} needs {missing} too much on each"
     return f"nothing fits: the smallest {found.quantity.name} needs {missing} too much"

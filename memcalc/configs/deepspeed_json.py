@@ -90,7 +90,7 @@ def read(tree: Any, name: str) -> LaunchFile:
     return LaunchFile(
         name=name, format="deepspeed", fields=fields, notes=tuple(found.notes),
         batch=Batch(**{part: None if value == AUTO else value for part, value in said.items()}),
-        batch_autos=tuple(keys[part] for part, value in said.items() if value == AUTO),
+        batch_autos={keys[part]: part for part, value in said.items() if value == AUTO},
         training={"clip": float(clip)} | trains,
     )  # fmt: skip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from memcalc.configs.accelerate_table import TABLE as ACCELERATES
 from memcalc.configs.batch import Batch
 from memcalc.configs.keys import Checked, Key, Table, check, neutral, plan, training
 from memcalc.configs.launch_file import LaunchFile
@@ -43,6 +44,7 @@ _PRECISIONS = {(True, True): "amp-fp16", (True, False): "amp-bf16", (False, True
 
 def read(tree: Any, name: str) -> LaunchFile:
     """What a parsed file says. Raises FileError, naming the key."""
+    _not_accelerates(tree, name)
     found = check(tree, TABLE, name)
 
     def of(key: str, default: Any = False) -> Any:
@@ -66,6 +68,19 @@ def read(tree: Any, name: str) -> LaunchFile:
         name=name, format="fsdp", fields=fields, world=of("world_size", None), batch=Batch(), notes=tuple(found.notes),
         training={key: value for key, value in trains.items() if value},
     )  # fmt: skip
+
+
+def _not_accelerates(tree: Any, name: str) -> None:
+    """Raises FileError for a block of accelerate's without the rest of its file: its keys are other ones."""
+    block = tree.get(_BLOCK) if isinstance(tree, dict) else None
+    keys = [key for key in block if isinstance(key, str)] if isinstance(block, dict) else []
+    for key in keys:
+        full = f"{_BLOCK}.{key}"
+        if full not in TABLE and (full in ACCELERATES or f"{_BLOCK}.fsdp_{key}" in ACCELERATES):
+            raise FileError(
+                f"{name}: {_BLOCK}.{key} is a key of accelerate's YAML, which begins with distributed_type: FSDP; add that "
+                f"line, or write this block's own {len(TABLE) - 1} keys (memcalc estimate --help, --config)"
+            )
 
 
 def _offload(found: Checked, name: str, parameters: bool, states: bool) -> dict[str, str]:

@@ -21,8 +21,8 @@ class LaunchFile:
     fields: Mapping[str, Any]
     """Fields of Plan by name, those of a group with a dot: ``offload.optimizer``. A value may be ``"auto"``."""
     batch: Batch
-    batch_autos: tuple[str, ...] = ()
-    """Keys of the batch that say ``"auto"``."""
+    batch_autos: Mapping[str, str] = field(default_factory=dict)
+    """Keys of the batch that say ``"auto"``, with the fields of Batch that they are."""
     world: int | None = None
     """Processes in all, where the file says so."""
     training: Mapping[str, Any] = field(default_factory=dict)

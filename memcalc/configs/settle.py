@@ -14,6 +14,7 @@ from memcalc.configs.keys import AUTO
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.errors import InputError, PlanError
 from memcalc.models import Model
+from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 
@@ -67,7 +68,7 @@ def settle(
     for key, value in file.fields.items():
         if value == AUTO and key not in said:
             fields[key] = _auto(key, model, name)
-            notes.append(f'{name}: {_spelled(key)} "auto" is taken as {fields[key]}')
+            notes.append(f'{name}: {_spelled(key)} "auto" is taken as {fields[key]}{_otherwise(key)}')
     copies = prod(fields.get(key, 1) for key in _COPIES)
     batch = _merged(file.batch, said, name, notes, scale)
     if ranks is None:
@@ -166,6 +167,16 @@ def _auto(key: str, model: Model, name: str) -> Any:
     return "fp32"  # transformers' TrainingArguments without fp16 and bf16
 
 
+def _otherwise(key: str) -> str:
+    """The option that says it in the file's place."""
+    group, _, name = key.rpartition(".")
+    if not group:
+        return f"; --{name} says otherwise"
+    knobs = next(field.default for field in dataclasses.fields(Plan) if field.name == group)
+    option = next(knob.metadata["option"] for knob in dataclasses.fields(knobs) if knob.name == name)  # type: ignore[arg-type]
+    return f"; {option} says otherwise"
+
+
 def _merged(batch: Batch, said: Mapping[str, Any], name: str, notes: list[str], scale: int) -> Batch:
     micro, rounds = said.get("micro_batch"), said.get("accumulation")
     for called, typed, stood in (("micro batch", micro, batch.micro), ("accumulation", rounds, batch.accumulation)):
@@ -192,10 +203,9 @@ def _fill(
     if not model.context and not model.features and batch == Batch():  # known by its size alone
         del fields["micro_batch"]
     if file.batch_autos:
-        size = f"{whole.train} = {whole.micro} x {whole.accumulation} x {ranks // copies}"
-        notes.append(
-            f'{file.name}: {", ".join(file.batch_autos)} "auto": taken as {size}; --batch-size and --accumulation say otherwise'
-        )
+        taken = ", ".join(f'{key} "auto" is taken as {getattr(whole, part)}' for key, part in file.batch_autos.items())
+        size = f"{whole.train} samples = {whole.micro} x {whole.accumulation} x {ranks // copies} ranks"
+        notes.append(f"{file.name}: {taken} (a step of {size}); --batch-size and --accumulation say otherwise")
 
 
 def _spelled(key: str) -> str:

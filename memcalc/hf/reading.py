@@ -110,7 +110,7 @@ def of_config(config: Mapping[str, Any], source: str, name: str) -> HfModel:
         uncounted += [f"{key}: {sentence}" for sentence in part.model.uncounted]
     try:
         fields = row.fields(values, head)
-        notes += [*said, *row.notes(values), *_left_aside(config)]
+        notes += [*said, *row.notes(values), *_left_aside(config, source)]
         dropout, lacking = dropout_of(config, values, FAMILIES[fields["family"]], source)
         said_apart = {
             "dropout": dropout,
@@ -186,7 +186,7 @@ def _head(config: Mapping[str, Any], row: ModelType, source: str) -> tuple[str, 
     return row.heads[0], [f"architectures says {said}; counted is {row.heads[0]}, with its head"]
 
 
-def _left_aside(config: Mapping[str, Any]) -> list[str]:
+def _left_aside(config: Mapping[str, Any], source: str) -> list[str]:
     """Keys that never change a plan by themselves."""
     notes = []
     for key in ("dtype", "torch_dtype"):
@@ -194,7 +194,9 @@ def _left_aside(config: Mapping[str, Any]) -> list[str]:
             notes.append(
                 f"{key} {shorten(config[key])} says how the file's weights are stored; what is trained in is --precision"
             )
-    if config.get("quantization_config") is not None:
+    if (stored := config.get("quantization_config")) is not None:
+        if not isinstance(stored, dict):
+            raise FileError(f"{source}: quantization_config is {shorten(stored)}, which is not an object")
         notes.append(
             "quantization_config is of the stored weights and is left aside; to train beside quantised ones take --quantize"
         )

@@ -76,6 +76,7 @@ def picture(query: str, config: OwnConfig | None = None) -> str:
         "model": {
             "name": model.name,
             "parameters": format_count(sum(weight.numel for weight in plan.weights)),
+            "trained": format_count(found.parameters) if plan.adapter.freezes else "",
             "reads": FAMILIES[model.family].reads,
             "context": model.context - model.position_offset,
             "blocks": model.blocks,

@@ -110,15 +110,32 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(None)
 
+    def do_HEAD(self) -> None:
+        """What GET says, without its body."""
+        self._answer(None)
+
     def do_POST(self) -> None:
         """The same questions about a config.json: the body is its text, ``config-name`` in the query its name."""
         length = self.headers.get("Content-Length", "")
-        if not re.fullmatch("[0-9]{1,9}", length):
+        if self.headers.get("Transfer-Encoding") is not None or len(self.headers.get_all("Content-Length", [])) > 1:
+            # Who reads it by the other of the two takes a part of the body for the next request (RFC 9112, 6.3).
+            self._refuse(HTTPStatus.BAD_REQUEST, "a request must say its length once, and have no Transfer-Encoding")
+        elif not re.fullmatch("[0-9]{1,9}", length):
             self._refuse(HTTPStatus.LENGTH_REQUIRED, "a request with a body must say its length")
         elif int(length) > LARGEST:
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a config.json may have {LARGEST >> 20} MiB, not more")
+        elif (body := self._body(int(length))) is None:
+            self._refuse(HTTPStatus.REQUEST_TIMEOUT, f"the body is shorter than the {length} B that were announced")
         else:
-            self._answer(self.rfile.read(int(length)))
+            self._answer(body)
+
+    def _body(self, length: int) -> bytes | None:
+        """So many bytes; None where they do not come."""
+        try:
+            body = self.rfile.read(length)
+        except TimeoutError:
+            return None
+        return body if len(body) == length else None
 
     def _answer(self, body: bytes | None) -> None:
         if refused := self._unwanted():

@@ -109,6 +109,7 @@ def asked(query: str, command: click.Command | None = None, config: OwnConfig | 
         raise InputError(f"this query cannot be read: it is no UTF-8 text, or has more than {MOST} options") from None
     model = [config.path] if config is not None else []
     options: list[tuple[str, ...]] = []
+    said: set[str | None] = set()
     for name, value in pairs:
         if name == "model":
             if model:
@@ -116,12 +117,15 @@ def asked(query: str, command: click.Command | None = None, config: OwnConfig | 
             model = [MODELS[value].name]
         elif name not in known:
             raise UnknownNameError("option", name, {param.opts[0].removeprefix("--") for param in known.values()})
+        elif known[name].name in said:
+            raise InputError(f"--{name} is said twice; leave one out")
         elif not known[name].is_flag:
             options.append((f"--{name}", value))
         elif value:
             raise InputError(f"--{name} {shorten(value)} is one word too much: --{name} is on or left out")
         else:
             options.append((f"--{name}",))
+        said.add(known[name].name if name in known else None)
     # A value that begins with a dash is still a value.
     parsed = [*(model if config is None else []), *map("=".join, options)]
     words = dict(command.make_context(command.name or "", parsed).params)

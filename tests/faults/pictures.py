@@ -14,6 +14,18 @@ FAULTS = [
         wrong="order = np.arange(len(live))",
     ),
     Fault(
+        name="a measured peak is drawn beside the estimate's",
+        file="pictures/layers.py",
+        right="if meeting is not None and meeting[0] == number:",
+        wrong="if False:",
+    ),
+    Fault(
+        name="each rank on CPU cores is given the whole RAM",
+        file="gate.py",
+        right="int((ram - keep_free) * RAM_SHARE) // ranks",
+        wrong="int((ram - keep_free) * RAM_SHARE)",
+    ),
+    Fault(
         name="what may not fit is drawn as fitting",
         file="pictures/sweep.py",
         right='if _point(base, against, strategy, middle).verdict == "fits":',

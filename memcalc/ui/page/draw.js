@@ -27,7 +27,7 @@ export function draw(answer, order) {
   $("verdict").dataset.state = verdict.state;
   $("verdict-text").textContent = verdict.text;
   const same = model.name === `${model.parameters} parameters`;
-  $("model-text").textContent = `${model.name}${same ? "" : `: ${model.parameters} parameters`}, ` +
+  $("model-text").textContent = `${model.name}${same ? "" : `: ${model.trained ? `${model.trained} of ` : ""}${model.parameters} parameters${model.trained ? " trained" : ""}`}, ` +
     `${estimate.plan.precision}, ${estimate.plan.optimizer} (${estimate.plan.optimizer_kind}), ` +
     `${estimate.plan.strategy} on ${estimate.plan.ranks} rank${estimate.plan.ranks > 1 ? "s" : ""}`;
   $("peak-text").textContent = `peak ${said.peak} in ${estimate.allocated.moment}` +
