@@ -70,7 +70,7 @@ def test_it_answers_as_a_linear_scan(model: Model, name: str, strategy: str, eve
 
 @pytest.mark.parametrize("name", ["micro-batch", "layers"])
 def test_one_step_more_does_not_fit(name: str) -> None:
-    limit = GPUS["t4"].usable_bytes
+    limit = GPUS["t4"].usable_bytes if name == "micro-batch" else 10**9  # 2,000 layers of it fit on a T4
     found = solve(TINY, name, limit)
     assert found.value is not None and found.beyond is not None
     asked = found.quantity
