@@ -153,6 +153,8 @@ def test_a_recommended_plan_is_written_and_estimated_again(run: Run, kind: str) 
         assert subprocess.run(["bash", "-n", str(file)], check=False).returncode == 0
         return
     beside = ["--batch-size", str(plan.micro_batch)] if kind != "deepspeed" else ["--gpus", "8"]
+    if plan.loss.chunks:  # no launch file says how the training script takes its loss
+        beside += ["--loss-chunks", str(plan.loss.chunks), "--chunk-head"]
     told = run("estimate", "gpt2", "--gpu", "a100-80gb", "--config", str(file), *beside, "--save-plan", "told.json")
     assert told.exit_code == 0, told.stderr
     assert Plan.load("told.json") == plan
