@@ -23,7 +23,7 @@ __all__ = ["anchors", "build", "faults"]
 DOCS = Path(__file__).resolve().parent
 WORDS = 4
 """A picture's text has at least as many."""
-LANGUAGES = {"console", "json", "pycon", "python", "text"}
+LANGUAGES = {"console", "json", "pycon", "python", "text", "yaml"}
 TEMPLATE = """<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

@@ -108,15 +108,17 @@ def adapters(draw: st.DrawFn, model: Model) -> Adapter:
     quantize = draw(st.sampled_from(["none", *QUANTISED]))
     prompted = model.family in PROMPTED and model.layers > FIRST_PROMPTED and not model.kv_lora
     kind = draw(st.sampled_from(["lora", *["adapter-v2"] * prompted]))
-    dropout = draw(st.sampled_from([0.0, 0.1]))
     lora = kind == "lora"
+    dropout = draw(st.sampled_from([0.0, 0.1])) if lora else 0.0
     return Adapter(
         kind=kind,
         fused=lora and not dropout and draw(st.booleans()),
         scattered=lora and draw(st.booleans()),
         trains_rest=lora and quantize == "none" and draw(st.booleans()),
-        rank=draw(st.integers(1, max(1, min(5, max(model.hidden, *model.widths, 0))))),
-        targets="all-linear" if model.family == "mlp" else draw(st.sampled_from(list(TARGETS))),
+        rank=draw(st.integers(1, max(1, min(5, max(model.hidden, *model.widths, 0))))) if lora else Adapter().rank,
+        targets="all-linear"
+        if model.family == "mlp"
+        else draw(st.sampled_from(list(TARGETS if lora else [Adapter().targets]))),
         dropout=dropout,
         dtype=draw(st.sampled_from(["weights", "float32"] if kind == "lora" else ["weights"])),
         input_gradients=draw(st.booleans()),

@@ -10,6 +10,7 @@ import click
 from memcalc.cli.confirmed import confirm
 from memcalc.cli.kinds import File, Free, Name, Names, Share, Whole
 from memcalc.cli.options import Command, build_plan, given, option, plan_options, training_tokens
+from memcalc.cli.progress import waiting
 from memcalc.cli.recommended import brief, follow_up, nothing, shown
 from memcalc.errors import InputError
 from memcalc.files import check_output
@@ -120,7 +121,8 @@ def command(
     )  # fmt: skip
     if train_tokens is not None and not job.base.tokens:
         raise InputError(f"--tokens does not apply to {job.base.model.name}, which reads no tokens")
-    found = recommend(job, top=top)
+    with waiting("still looks for the fastest plan that fits"):
+        found = recommend(job, top=top)
     confirmed = confirm(found, brief) if rehearse else []
     click.echo(shown(found, confirmed, format, train_tokens or 0, explain))
     if not found.plans:

@@ -9,6 +9,7 @@ import click
 
 from memcalc.cli.kinds import Free, Name, Share
 from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options
+from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, printable, render
 from memcalc.units import format_both, format_bytes, format_count
@@ -66,7 +67,8 @@ def command(quantity: str | None, keep_free: Free | None, format: str, **words: 
     kept = 0 if keep_free is None else keep_free.of(there)
     if kept >= there:
         raise InputError(f"{format_both(kept)} cannot be kept free of the {format_both(there)} of {plan.gpu}")
-    found = solve(plan, quantity, there - kept)
+    with waiting(f"still looks for {quantity}"):
+        found = solve(plan, quantity, there - kept)
     click.echo(_show(found, format))
     if found.value is None:
         click.echo(f"memcalc: {printable(_nothing(found))}", err=True)

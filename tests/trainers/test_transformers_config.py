@@ -87,9 +87,9 @@ def test_no_connection_is_opened_while_a_model_is_built(tmp_path: Path, monkeypa
         return nn.Linear(1, 1)
 
     monkeypatch.setattr(transformers, "XGLMForCausalLM", None)
-    monkeypatch.setattr(
-        transformers, "AutoModelForCausalLM", type("Auto", (), {"from_config": lambda config, **options: fetch(config)})
-    )
+    known = transformers.AutoModelForCausalLM._model_mapping
+    auto = {"from_config": lambda config, **options: fetch(config), "_model_mapping": known}
+    monkeypatch.setattr(transformers, "AutoModelForCausalLM", type("Auto", (), auto))
     with pytest.raises(ConnectionRefusedError, match="built without any connection"):
         built(tmp_path)
     with offline():
