@@ -99,7 +99,7 @@ def half_of(source: str) -> str:
     What stands after the file (a heading, a date, words in brackets) is no part of it: tables of one page stay together.
 
     >>> half_of("InternEvo doc/en/train_performance.md"), half_of("InternEvo doc/en/train_performance.md, table 2")
-    ('calibration', 'calibration')
+    ('never used', 'never used')
     """
     page = " ".join(source.split()[:2]).rstrip(":,;")
     return "never used" if zlib.crc32(page.encode()) % 2 else "calibration"
