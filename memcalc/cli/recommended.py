@@ -78,7 +78,7 @@ def _step(c: Choice) -> str:
 
     >>> from types import SimpleNamespace
     >>> _step(SimpleNamespace(time=SimpleNamespace(low=0.0523, high=0.081)))
-    '52 to 81 ms'
+    '52.3 to 81 ms'
     """
     if c.time.high < 1:
         return f"{c.time.low * 1e3:.3g} to {c.time.high * 1e3:.3g} ms"
