@@ -19,9 +19,20 @@ from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
 __all__ = [
-    "GROWN", "GUESSED", "HOSTED", "REHEARSED", "Rehearsed", "activations_known", "assumptions", "compiled", "crowded", "doubts", "limits",
+    "GROWN",
+    "GUESSED",
+    "HOSTED",
+    "REHEARSED",
+    "Rehearsed",
+    "activations_known",
+    "assumptions",
+    "compiled",
+    "doubts",
+    "in_one_machine",
+    "limits",
     "measured_here",
-    "uncounted", "undivided",
+    "uncounted",
+    "undivided",
 ]  # fmt: skip
 
 # schedule.step(return_outputs=False) of torch.distributed.pipelining (pytorch pull request 165822, October 2025).
@@ -152,7 +163,7 @@ def measured_here(plan: Plan) -> list[str]:
     return [f"this machine was measured by memcalc calibrate ({own.made}): {what} its own, from {own.path}"]
 
 
-def crowded(plan: Plan) -> list[str]:
+def in_one_machine(plan: Plan) -> list[str]:
     """That more GPUs than machines are built with are taken to be in one, in a sentence."""
     most = LARGE_NODES.get(plan.gpu or "", NODE_GPUS)
     if plan.device == "cpu" or plan.nodes > 1 or plan.ranks <= most:
@@ -199,7 +210,7 @@ def doubts(plan: Plan, rehearsal: Rehearsed | None = None) -> list[str]:
             "of tokens x tokens, as transformers makes it, also where only some layers have the window"
         )
     said += [*plan.model.notes, *dropout(plan)]
-    said += crowded(plan)
+    said += in_one_machine(plan)
     if plan.device == "cpu":
         return [*said, "one thread per rank; scratch memory inside oneDNN's kernels is not counted"]
     if plan.compute.compile and not plan.family.opaque:

@@ -9,13 +9,10 @@ rings of many ranks and small messages are slow; all-reduces go up and down a tr
 from __future__ import annotations
 
 from math import log2
-from typing import TYPE_CHECKING
 
 from memcalc.coefficients import Values
+from memcalc.rank_hardware import Hardware
 from memcalc.traffic import SAMPLE, Collective
-
-if TYPE_CHECKING:
-    from memcalc.throughput import Hardware
 
 __all__ = ["bandwidth", "latency", "seconds"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +15,10 @@ from memcalc.models import FAMILIES, Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
+from memcalc.rank_hardware import Hardware
 from memcalc.tensor_parallel import split_model
 from memcalc.traffic import SAMPLE, Collective, terms, units
 from memcalc.work import OPERATIONS, StageWork, Sums, model_flops, stages_of
-
-if TYPE_CHECKING:
-    from memcalc.throughput import Hardware
 
 __all__ = ["Structure", "micro_batch", "structure", "update"]
 

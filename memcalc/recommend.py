@@ -22,7 +22,7 @@ from memcalc.reasons import Known, why
 from memcalc.search import RAM_SHARE, Search, search
 from memcalc.strategies import STRATEGIES
 from memcalc.structures import Structure, simplicity, structures
-from memcalc.throughput import StepTime, step_time
+from memcalc.throughput import StepTime, crowded, step_time
 
 __all__ = [
     "TIE", "Candidate", "Change", "Choice", "Recommendation", "Refusal", "candidates", "needed_bytes", "next_plan", "recommend",
@@ -194,6 +194,8 @@ def _choice(field: Field, entry: int, fastest: float, known: Known) -> Choice:
     plan = field.plan(entry)
     peak, time = peak_of(plan), step_time(plan)
     needed = exactly_needed(plan, peak)
+    if plan.device == "cuda":  # at the high end of its memory it may be slowed by the allocator
+        time = replace(time, high=time.high * crowded(needed / field.job.capacity))
     return Choice(
         plan=plan, peak=peak, needed=needed, headroom=field.job.limit(plan) - needed, time=time,
         speed=fastest / float(field.seconds[entry]), reason=why(plan, known),

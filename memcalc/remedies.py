@@ -11,9 +11,10 @@ from memcalc.errors import PlanError
 from memcalc.fitting import needed_bytes, peak_of
 from memcalc.hardware import GPUS
 from memcalc.loss import Loss
+from memcalc.open_choices import CHUNKS, default_precisions, pure_precision
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
-from memcalc.search import CHUNKS, Search, default_precisions, pure_precision
+from memcalc.search import Search
 from memcalc.strategies import STRATEGIES
 from memcalc.structures import structures
 

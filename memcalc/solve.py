@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 
 from memcalc.errors import InputError, PlanError
 from memcalc.fitting import exactly_needed, needed_bytes, peak_of, state_bound
+from memcalc.hardware import NODE_GPUS
 from memcalc.plan import Plan
-from memcalc.search import NODE_GPUS
 
 __all__ = ["QUANTITIES", "Quantity", "Solution", "solve"]
 

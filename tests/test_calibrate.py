@@ -28,7 +28,8 @@ from memcalc.errors import FileError, InputError
 from memcalc.estimate import estimate
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from memcalc.throughput import hardware_of, step_time
+from memcalc.rank_hardware import hardware_of
+from memcalc.throughput import step_time
 
 PLAIN = {name: row.value for name, row in COEFFICIENTS.items()}
 CPU = Plan(model=MODELS["gpt2"], tokens=128, micro_batch=1, device="cpu")

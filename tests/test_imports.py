@@ -71,10 +71,12 @@ LAYERS = [
     [
         "work",
         "traffic",
+        "rank_hardware",
         "links",
         "rank_time",
         "throughput",
         "strategy_table",
+        "open_choices",
         "search",
         "structures",
         "fitting",

@@ -23,11 +23,12 @@ from memcalc.hardware import GPUS
 from memcalc.layout import Layout
 from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
+from memcalc.open_choices import MICRO_BATCHES, default_precisions, gpu_counts
 from memcalc.plan import Plan
 from memcalc.recommend import TIE, candidates, next_plan, recommend
 from memcalc.recorder import granularity
 from memcalc.remedies import remedies
-from memcalc.search import MICRO_BATCHES, Search, default_precisions, gpu_counts, search
+from memcalc.search import Search, search
 from memcalc.strategies import STRATEGIES
 from memcalc.structures import FILL, structures
 from memcalc.throughput import step_time

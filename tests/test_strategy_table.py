@@ -21,9 +21,10 @@ from memcalc.fsdp import Fsdp
 from memcalc.hardware import GPUS
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
+from memcalc.rank_hardware import hardware_of
 from memcalc.strategies import STRATEGIES
 from memcalc.strategy_table import recipes, strategy_table
-from memcalc.throughput import hardware_of, step_time
+from memcalc.throughput import step_time
 from memcalc.traffic import collectives, sent_bytes
 from tests.plans import plans
 from tests.test_module import PLAN as OWN

@@ -18,8 +18,9 @@ from memcalc.layout import Layout
 from memcalc.models import MODELS, Model
 from memcalc.offload import Offload
 from memcalc.plan import Plan
+from memcalc.rank_hardware import hardware_of
 from memcalc.strategies import STRATEGIES
-from memcalc.throughput import StepTime, crowded, hardware_of, step_time, step_times
+from memcalc.throughput import StepTime, crowded, step_time, step_times
 from tests.plans import plans
 
 PARALLEL = [name for name, row in STRATEGIES.items() if row.parallel and not row.masters]

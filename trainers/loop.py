@@ -225,8 +225,8 @@ class _Run:
         """The mean loss over what was held out."""
         loss = evaluate(self.prepared, self.batches, self.criterion, self.autocast, self.plan, self.process)
         self.evaluation_loss = loss
-        held = len(self.batches.held_out)
-        self.say(f"step {done}/{self.settings.steps}  evaluation loss {loss:.4f} over {held} samples")
+        over = f"over {len(self.batches.held_out)} samples"
+        self.say(f"step {done}/{self.settings.steps}  evaluation loss {loss:.4f} {over}")
 
     def log(self, done: int, filled: int, seconds: float) -> None:
         """Losses since the last time, averaged over ranks; the only place where the loop waits for the device."""
@@ -246,10 +246,9 @@ class _Run:
 
     def peak(self) -> int | None:
         """Allocated peak so far: counted on CUDA, on the CPU known from the metered steps."""
-        measured = 0 if self.measured is None else self.measured.allocated_peak
-        if self.process.device.type == "cuda":
-            measured = max(measured, torch.cuda.max_memory_allocated(self.process.device))
-        return measured or None
+        peak = 0 if self.measured is None else self.measured.allocated_peak
+        on_cuda = self.process.device.type == "cuda"
+        return (max(peak, torch.cuda.max_memory_allocated(self.process.device)) if on_cuda else peak) or None
 
     def read_meter(self) -> None:
         """The metered steps are over: read the instrument and put it away."""
@@ -274,12 +273,8 @@ class _Run:
         """The final weights and the record of the run."""
         if self.out is not None:
             whole = partial(checkpoint.whole, self.prepared, self.plan)
-            save_weights(
-                self.out / "weights" / "model.safetensors",
-                checkpoint.shapes(self.plan),
-                whole,
-                first=self.process.first,
-            )
+            path = self.out / "weights" / "model.safetensors"
+            save_weights(path, checkpoint.shapes(self.plan), whole, first=self.process.first)
         return self.write(self.record("done"))
 
     def record(self, status: str) -> Measurement:

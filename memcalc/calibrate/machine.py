@@ -15,8 +15,8 @@ from memcalc.errors import RunError
 from memcalc.files import read_json, read_text
 from memcalc.hardware import GPUS
 from memcalc.launch import command, environment, require_torch
+from memcalc.rank_hardware import generation
 from memcalc.supervise import stop_signals, supervise
-from memcalc.throughput import generation
 
 __all__ = ["coefficients", "measure", "record"]
 

@@ -169,7 +169,9 @@ def _search(
     from dataclasses import replace
 
     from memcalc.cli.closed import check_closed
-    from memcalc.search import NODE_GPUS, default_precisions, gpu_counts, pure_precision, search, strategy_names
+    from memcalc.hardware import NODE_GPUS
+    from memcalc.open_choices import default_precisions, gpu_counts, pure_precision
+    from memcalc.search import search, strategy_names
 
     typed = given(words)
     if global_batch is not None and "accumulation" in typed:

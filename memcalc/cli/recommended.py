@@ -198,9 +198,8 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
-    from memcalc.assumptions import crowded, limits, measured_here, uncounted
+    from memcalc.assumptions import activations_known, in_one_machine, limits, measured_here, uncounted
     from memcalc.recommend import TIE
-    from memcalc.search import activations_known
 
     tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
     if not activations_known(found.search.base):
@@ -209,7 +208,7 @@ def _remarks(found: Recommendation) -> Iterator[str]:
     yield from measured_here(found.search.base)
     yield from _frozen_in(found.search)
     most = max(tried, key=lambda plan: plan.ranks)
-    yield from crowded(most)
+    yield from in_one_machine(most)
     for limit in dict.fromkeys(limit for plan in tried for limit in limits(plan)):
         names = dict.fromkeys(plan.strategy for plan in tried if limit in limits(plan))
         yield f"{', '.join(names)}: {limit}"

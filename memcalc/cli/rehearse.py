@@ -209,7 +209,7 @@ class _Shown:
         return printable(f"{plan.model.name}, {plan.strategy}, {rank}, {how}: {format_both(found.peak.bytes)}")
 
     def remarks(self) -> Iterator[str]:
-        from memcalc.assumptions import crowded
+        from memcalc.assumptions import in_one_machine
 
         found = self.rehearsal
         if found.measurement is not None:
@@ -218,7 +218,7 @@ class _Shown:
             more = "more than that: " if before > found.peak.bytes else "less: "
             yield f"before the steady step (building, sharding, the first step) it takes {more}{format_both(before)}"
         yield from found.remarks
-        yield from crowded(self.ledger.plan)
+        yield from in_one_machine(self.ledger.plan)
         if found.source == "rehearsal" and not self.known:
             yield "the ledger is left out: it knows this model's states, not its activations"
         if self.run is not None:

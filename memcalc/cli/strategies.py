@@ -48,7 +48,7 @@ def command(format: str, **words: Any) -> None:
     if not given(words):
         click.echo(_catalog(format))
         return
-    from memcalc.search import default_precisions
+    from memcalc.open_choices import default_precisions
     from memcalc.strategy_table import recipes, strategy_table
 
     if words.get("strategy") is not None:
@@ -90,7 +90,7 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
     if format == "json":
         return json.dumps({"strategies": [_as_dict(each, lines) for each in lines],
                            "refused": [dataclasses.asdict(each) for each in refused]}, indent=2)  # fmt: skip
-    from memcalc.assumptions import crowded
+    from memcalc.assumptions import in_one_machine
     from memcalc.strategy_table import OTHER, SHOWN
 
     if format == "csv":
@@ -125,7 +125,7 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
         "host's work of the engine (DeepSpeed, Megatron, DataParallel) is not known and not in it",
         "smallest card is the smallest of the catalog that holds it for sure and computes its dtype",
         *_recipes_differ(lines),
-        *crowded(base),
+        *in_one_machine(base),
         *(f"{', '.join(names)}: {why}" for why, names in _by_reason(refused).items()),
     ]
     mark = "- " if format == "markdown" else "  "

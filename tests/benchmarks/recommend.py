@@ -20,7 +20,8 @@ SETUP = """
 import random, sys, time
 start = time.perf_counter()
 from memcalc import MODELS, Plan, recommend
-from memcalc.search import gpu_counts, search
+from memcalc.open_choices import gpu_counts
+from memcalc.search import search
 from memcalc.structures import structures
 base = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=64, nodes=8, strategy="ddp", gpu="a100-80gb")
 job = search(base, ranks=gpu_counts(64), per_node=8, precisions=["amp-bf16", "bf16"], offloads=[False])

@@ -75,7 +75,7 @@ FAULTS = [
     ),
     Fault(
         name="frozen weights are held in float32 beside float32 adapters",
-        file="search.py",
+        file="open_choices.py",
         right='return ({"amp-bf16": "bf16", "amp-fp16": "fp16"}.get(usual, usual),)',
         wrong="return (usual,)",
     ),

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from memcalc.bench.reading import Reading
 from memcalc.coefficients import Values, published
 from memcalc.plan import Plan
-from memcalc.throughput import Hardware, hardware_of
+from memcalc.rank_hardware import Hardware, hardware_of
 
 __all__ = ["Place", "hardware_for", "place_of"]
 

@@ -27,9 +27,9 @@ from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.models import FAMILIES
 from memcalc.plan import Plan
+from memcalc.rank_hardware import Hardware
 from memcalc.spec import Model
 from memcalc.strategies import STRATEGIES
-from memcalc.throughput import Hardware
 
 __all__ = ["Run", "run_of"]
 
