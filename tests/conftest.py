@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner, Result
 from hypothesis import settings
 
 from memcalc import launch as launch_module
+from memcalc.cli.app import app
 
 # A machine busy with something else is not a failure. Where CI is set, as Hypothesis itself has it, examples are the
 # same each time; runs by hand go on exploring. A plan takes some 30 ms to play, so a law costs about two seconds.
@@ -30,6 +32,13 @@ collect_ignore = [] if TORCH else ["trainers", "benchmarks"]
 def root() -> Path:
     """The top of the checkout."""
     return ROOT
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """``run("estimate", "gpt2")`` in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: CliRunner().invoke(app, list(words))
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ SKIPPED += [
     "test_launch_torchrun.py",
     "test_mutation.py",
     "test_run_folder.py",
+    "test_run_folder_resumed.py",
     "test_supervise.py",
     "test_launch_failures.py",
 ]

@@ -1,4 +1,4 @@
-"""Figures: no column loses the peak, text keeps its width, files are whole or not there, and edges are exact."""
+"""Figures: no column loses the peak, text keeps its width, and edges are exact."""
 
 from __future__ import annotations
 
@@ -6,19 +6,16 @@ import csv
 import html
 import io
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from memcalc.cli.app import app
 from memcalc.estimate import Estimate, estimate
 from memcalc.measurement import RankMeasurement
 from memcalc.models import MODELS
@@ -33,43 +30,15 @@ from memcalc.pictures.text import inner, step_text
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 from memcalc.units import format_bytes
+from tests.pictured import TINY, timelines
 from tests.plans import plans
 
-TINY = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2)
 Run = Callable[..., Result]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(tmp_path)
-    return lambda *words: CliRunner().invoke(app, list(words))
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Estimate:
     return estimate(TINY)
-
-
-@st.composite
-def timelines(draw: st.DrawFn) -> Timeline:
-    """Allocations and frees in any order of moments; at most one free for each allocation."""
-    count = draw(st.integers(1, 30))
-    sizes = draw(st.lists(st.integers(1, 10**12), min_size=count, max_size=count))
-    frees = draw(st.lists(st.integers(0, count - 1), unique=True, max_size=count))
-    events = [(ident, size) for ident, size in enumerate(sizes)]
-    for ident in frees:
-        first = next(i for i, (name, delta) in enumerate(events) if name == ident and delta > 0)
-        events.insert(draw(st.integers(first + 1, len(events))), (ident, -sizes[ident]))
-    kinds = draw(st.lists(st.integers(0, len(CATEGORIES) - 1), min_size=count, max_size=count))
-    when = draw(st.lists(st.integers(0, len(MOMENTS) - 1), min_size=len(events), max_size=len(events)))
-    ident = np.array([name for name, _ in events], dtype=np.int64)
-    return Timeline(
-        names=tuple(f"t{i}" for i in range(count)),
-        ident=ident,
-        category=np.array(kinds, dtype=np.int8)[ident],
-        moment=np.array(when if draw(st.booleans()) else sorted(when), dtype=np.int8),
-        delta=np.array([delta for _, delta in events], dtype=np.int64),
-    )
 
 
 @given(timelines(), st.integers(1, 120))
@@ -217,23 +186,6 @@ def test_against_gpus_the_edge_is_the_fewest() -> None:
     assert all(len(line) <= 80 for line in text.splitlines()) and "does-not-fit" in text
 
 
-def test_files_of_both_kinds_carry_their_text(run: Run, tmp_path: Path) -> None:
-    for name, start in (("a.png", b"\x89PNG\r\n"), ("b.svg", b"<?xml")):
-        result = run("plot", "gpt2-tiny", "--gpu", "t4", "-o", name)
-        assert result.exit_code == 0, result.output
-        data = (tmp_path / name).read_bytes()
-        assert data.startswith(start) and len(data) < 500_000
-        assert result.output.startswith(f"{name}: Memory of one training step of gpt2-tiny")
-        assert b"Memory of one training step of gpt2-tiny" in data
-    assert run("plot", "gpt2-tiny", "--gpu", "t4", "-o", "again.svg").exit_code == 0
-    assert (tmp_path / "again.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-    assert b'href="http' not in (tmp_path / "b.svg").read_bytes()
-    words = ["plot", "gpt2-tiny", "--gpus", "2", "--gpu", "t4", "--against", "micro-batch", "--values", "1,64"]
-    result = run(*words, "--strategy", "ddp", "--strategy", "zero-1", "--theme", "dark", "-o", "sweep.png")
-    assert result.exit_code == 0 and "zero-1: " in result.output, result.output
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "again.svg", "b.svg", "sweep.png"]
-
-
 def test_a_name_is_no_markup(tmp_path: Path, tiny: Estimate) -> None:
     """Neither mathematics to matplotlib, nor XML, nor control sequences."""
     name = "$\\frac{1}{0}$ <b>&\x1b[31m \u4e2d"
@@ -242,51 +194,6 @@ def test_a_name_is_no_markup(tmp_path: Path, tiny: Estimate) -> None:
     mpl.save_step(figure, tmp_path / "n.svg")
     assert "<b>" not in (tmp_path / "n.svg").read_text() and "\x1b" not in (tmp_path / "n.svg").read_text()
     assert "\x1b[31m" not in step_text(figure, 72)
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (["-o", "x.html"], "'x.html' is no figure; for a page: memcalc report with the same model and -o"),
-    (["-o", "x.gif"], "'x.gif' says no format of a figure; end its name in .png or .svg"),
-    (["-o", "x.png", "--format", "csv"], "--format csv is for the terminal, -o writes a picture; leave one out"),
-    (["--values", "1,2"], "--values are those of --against; say against what"),
-    (["--strategy", "ddp", "--strategy", "zero-1"], "several strategies are compared with --against"),
-    (["--against", "width"], "unknown axis 'width'"),
-    (["--against", "micro-batch", "--values", "1,x"], "--values 'x' is not a whole number"),
-    (["--against", "micro-batch", "--values", ",".join(map(str, range(1, 99)))], "a figure has room for 64"),
-    (["--against", "gpus", "--rehearse"], "--rehearse is for the timeline of one step"),
-    (["--against", "gpus", "--values", "3", "--nodes", "2", "--gpus", "2"], "3 ranks do not divide over 2 nodes"),
-    (["--width", "10"], "--width 10 must be at least 40"),
-    (["-o", "no/such/place.png"], "cannot be written"),
-])  # fmt: skip
-def test_mistakes_are_one_line_and_write_nothing(run: Run, tmp_path: Path, words: list[str], said: str) -> None:
-    result = run("plot", "gpt2-tiny", *words)
-    assert result.exit_code == 2 and "Traceback" not in result.output
-    assert said in result.output and list(tmp_path.iterdir()) == []
-
-
-def test_what_has_no_activations_has_nothing_to_grow_with(run: Run) -> None:
-    result = run("plot", "--params", "7b", "--against", "micro-batch")
-    assert result.exit_code == 2 and "changes nothing: no activations" in result.output
-    result = run("plot", "resnet-50", "--against", "seq-len")
-    assert result.exit_code == 2 and "reads no tokens" in result.output
-
-
-def test_without_matplotlib_text_works_and_a_file_is_refused_in_one_line(root: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.modules['matplotlib'] = None; import importlib.util as u; real = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'matplotlib' else real(name, *a)\n"
-        "from memcalc.cli import main; main()"
-    )
-
-    def plot(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-c", code, "plot", "gpt2-tiny", *words]
-        return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
-
-    done = plot()
-    assert done.returncode == 0 and "^ the peak" in done.stdout, done.stderr
-    done = plot("-o", str(tmp_path / "x.png"))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert "needs matplotlib: pip install" in done.stderr and list(tmp_path.iterdir()) == []
 
 
 def test_csv_has_every_event(run: Run, tiny: Estimate) -> None:
@@ -298,14 +205,3 @@ def test_csv_has_every_event(run: Run, tiny: Estimate) -> None:
     assert len(rows) == len(tiny.timeline.delta)
     assert max(int(row["allocated_bytes"]) for row in rows) == tiny.peak.bytes
     assert sum(int(row["bytes"]) for row in rows) == int(rows[-1]["allocated_bytes"])
-
-
-def test_a_plan_says_all_but_the_strategies_of_a_sweep(run: Run, tmp_path: Path) -> None:
-    replace(TINY, gpu="t4", ranks=2, strategy="ddp").save(tmp_path / "plan.json")
-    assert run("plot", "plan.json").exit_code == 0
-    result = run("plot", "plan.json", "--strategy", "zero-1")
-    assert result.exit_code == 2 and "plan.json says the whole plan; leave out: strategy" in result.output
-    result = run(
-        "plot", "plan.json", "--against", "micro-batch", "--values", "1,2", "--strategy", "zero-1", "--format", "csv"
-    )
-    assert result.exit_code == 0 and "zero-1,micro-batch,2," in result.output, result.output

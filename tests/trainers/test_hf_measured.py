@@ -20,8 +20,7 @@ from memcalc.plan import Plan
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
 
-from trainers.backends import Prepared  # noqa: E402 - needs torch
-from trainers.meters import CpuMeter  # noqa: E402
+from tests.trainers.metered import metered  # noqa: E402 - needs torch
 
 Config = dict[str, Any]
 ROWS = 4
@@ -134,35 +133,18 @@ MODULES = {"vision": "model.vision_tower", "embed_tokens": "model.language_model
 def measured(
     config: Config, architecture: str, attention: str, inputs: Callable[[], Config], frozen: Frozen
 ) -> RankMeasurement:
-    """Two steps with AdamW; the loss is taken inside the module, and its output let go before backward."""
+    """Two steps; the loss is taken inside the module."""
     torch.manual_seed(0)
     built = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     built._attn_implementation = attention
-    meter = CpuMeter(last_step=1)
-    meter.mark(-1, "init")
-    module = getattr(transformers, architecture)(built).train()
-    for part in set(frozen.names) & MODULES.keys():
-        module.get_submodule(MODULES[part]).requires_grad_(False)
-    optimizer = torch.optim.AdamW([each for each in module.parameters() if each.requires_grad], foreach=False)
-    prepared = Prepared(model=module, optimizer=optimizer, states=optimizer)
-    for step in range(2):
-        meter.mark(step, "start")
-        batch = inputs()
-        meter.mark(step, "forward")
-        output = module(**batch)
-        loss = output.loss
-        meter.mark(step, "loss")
-        del output
-        meter.mark(step, "backward")
-        loss.backward()
-        del loss
-        meter.mark(step, "step")
-        if step:
-            meter.states(prepared)
-        optimizer.step()
-        optimizer.zero_grad()
-        meter.mark(-1, "init")
-    return meter.finish(prepared, 0)
+
+    def build() -> Any:
+        module = getattr(transformers, architecture)(built).train()
+        for part in set(frozen.names) & MODULES.keys():
+            module.get_submodule(MODULES[part]).requires_grad_(False)
+        return module
+
+    return metered(build, inputs, lambda module, batch: module(**batch), lambda output, _: output.loss)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,11 +16,10 @@ from memcalc.measurement import RankMeasurement
 from memcalc.plan import Plan
 from memcalc.timeline import CATEGORIES, MOMENTS
 from tests.own_modules import Sequences
+from tests.trainers.metered import metered
 from tests.trainers.runs import Job, run, some
 from tests.trainers.test_module_code import numel
 from trainers import module
-from trainers.backends import Prepared
-from trainers.meters import CpuMeter
 from trainers.rehearsal.run import STEPS, rehearse
 from trainers.rehearsal.tracer import Tracer
 
@@ -144,31 +143,15 @@ def test_code_that_asks_for_numbers_is_noticed(name: str, asked: bool) -> None:
 def test_an_lstm_takes_at_its_peak_what_was_rehearsed() -> None:
     """Scratch of oneDNN's layers among it, forward and backward: one thread, two steps, to the byte but for the last mean."""
     plan = planned("Sequences", shape=(100, 16), device="cpu", micro_batch=4)
-    threads, meter = torch.get_num_threads(), CpuMeter(last_step=1)
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        meter.mark(-1, "init")
-        module = Sequences().train()
-        optimizer = torch.optim.AdamW(module.parameters(), foreach=False)
-        prepared = Prepared(model=module, optimizer=optimizer, states=optimizer)
-        for step in range(2):
-            meter.mark(step, "start")
-            inputs, targets = torch.zeros(4, 100, 16), torch.zeros(4, dtype=torch.int64)
-            meter.mark(step, "forward")
-            output = module(inputs)
-            meter.mark(step, "loss")
-            loss = torch.nn.functional.cross_entropy(output.float(), targets)
-            del output
-            meter.mark(step, "backward")
-            loss.backward()
-            del loss
-            meter.mark(step, "step")
-            if step:
-                meter.states(prepared)
-            optimizer.step()
-            optimizer.zero_grad()
-            meter.mark(-1, "init")
-        real = meter.finish(prepared, 0)
+        real = metered(
+            lambda: Sequences().train(),
+            lambda: (torch.zeros(4, 100, 16), torch.zeros(4, dtype=torch.int64)),
+            lambda module, batch: module(batch[0]),
+            lambda output, batch: torch.nn.functional.cross_entropy(output.float(), batch[1]),
+        )
     finally:
         torch.set_num_threads(threads)
     assert rehearse(plan).allocated_peak == pytest.approx(real.allocated_peak, abs=64)
