@@ -31,6 +31,9 @@ PAGES = [
 BLOCK = re.compile(r"^```console( machine)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FILE = re.compile(r"^```python (\w+\.py)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TIMEOUT = 180  # seconds for one command
+PROGRESS = re.compile(
+    r"memcalc: (still .*, \d+ s|\d+ of \d+ \w.*)"
+)  # what is said every few seconds: how fast this machine is
 
 
 def transcript(block: str, folder: Path) -> str:
@@ -59,7 +62,7 @@ def output(command: str, folder: Path) -> list[str]:
     if "Traceback (most recent call last)" in done.stdout:
         raise SystemExit(f"{command} failed:\n{done.stdout}")
     status = [str(done.returncode)] if command.endswith("; echo $?") else []
-    return [line.rstrip() for line in done.stdout.rstrip().splitlines()] + status
+    return [line.rstrip() for line in done.stdout.rstrip().splitlines() if not PROGRESS.fullmatch(line)] + status
 
 
 def refreshed(text: str, *, machine: bool = False) -> str:

@@ -71,11 +71,13 @@ def gate(found: Estimate, keep_free: int = 0, ram: int = 0) -> Gate:
     whole = f"the {format_both(limit)} that {row.name} has"
     if keep_free:
         whole = f"{format_both(limit)}: {row.name} less {format_bytes(keep_free)} that stay free"
-    return _gate(found, verdict, limit, whole)
+    return _gate(found, verdict, low, high, limit, whole)
 
 
 def _in_ram(found: Estimate, keep_free: int, ram: int) -> Gate:
-    from memcalc.search import RAM_SHARE  # what recommend gives ranks on CPU cores
+    # What recommend gives ranks on CPU cores, and what it counts of each: its process, too.
+    from memcalc.fitting import needed_bytes
+    from memcalc.search import RAM_SHARE
 
     plan = found.plan
     if not ram:
@@ -84,21 +86,21 @@ def _in_ram(found: Estimate, keep_free: int, ram: int) -> Gate:
         raise InputError(f"{format_both(keep_free)} cannot be kept free of this machine's {format_both(ram)} of RAM")
     ranks = -(-plan.ranks // plan.nodes)
     limit = int((ram - keep_free) * RAM_SHARE) // ranks
-    verdict = "fits" if found.device.high <= limit else "does-not-fit" if found.device.low > limit else "tight"
+    low, high = found.device.low, needed_bytes(plan, found.peak.bytes)
+    verdict = "fits" if high <= limit else "does-not-fit" if low > limit else "tight"
     if verdict != "does-not-fit" and not (found.whole and _counted(plan)):
         verdict = "unknown"
     of_it = f" less {format_bytes(keep_free)} that stay free" if keep_free else ""
     each = "it" if ranks == 1 else f"each of {ranks} ranks"
     whole = f"the {format_both(limit)} that {each} may take of this machine's {format_both(ram)} of RAM{of_it}"
-    return _gate(found, verdict, limit, whole)
+    return _gate(found, verdict, low, high, limit, whole)
 
 
 def _counted(plan: Plan) -> bool:
     return bool(plan.model.module.factory) or activations_known(plan)
 
 
-def _gate(found: Estimate, verdict: str, limit: int, whole: str) -> Gate:
-    low, high = found.device.low, found.device.high
+def _gate(found: Estimate, verdict: str, low: int, high: int, limit: int, whole: str) -> Gate:
     said = {
         "fits": f"fits: it needs up to {format_both(high)} of {whole}",
         "tight": f"may not fit: it needs {format_both(low)} to {format_both(high)} of {whole}",

@@ -45,6 +45,7 @@ __all__ = [
 TRAINERS = "trainers"
 """The module torchrun runs on each rank."""
 
+MOST_PORT = 65535
 _JOIN_SECONDS = 300
 """How long a machine waits for the others."""
 
@@ -60,7 +61,8 @@ class Place:
     """How often torchrun starts the ranks again after one failed; they go on from the newest checkpoint."""
 
     def __post_init__(self) -> None:
-        if self.rendezvous and not re.fullmatch(r"([^\s:/\[\]]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", self.rendezvous):
+        told = re.fullmatch(r"([^\s:/\[\]]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", self.rendezvous)
+        if self.rendezvous and (told is None or int(told[2]) > MOST_PORT):
             raise InputError(f"--rdzv {shorten(self.rendezvous)} is not HOST:PORT, like node0:29500")
 
     @property

@@ -78,6 +78,8 @@ class Refusal:
     moment: str
     category: str
     category_bytes: int
+    has_others: bool
+    """Whether the same strategy on as many ranks fits in another form, or may: what is slower than the answer is not looked at."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -237,7 +239,11 @@ def _refusals(field: Field) -> Iterator[Refusal]:
         else:
             key, needed = row_key(each.plan), _least_needed(each.smallest())
         smallest[key] = min(smallest.get(key, (needed, number)), (needed, number))
-    found = [_refusal(field, number) for _, number in sorted(smallest.values())[:SHOWN]]
+    others = {
+        (field.structures[n].plan.strategy, field.structures[n].plan.ranks)
+        for n in set(field.owner[field.possible()].tolist())
+    }
+    found = [_refusal(field, number, others) for _, number in sorted(smallest.values())[:SHOWN]]
     return iter(sorted(found, key=lambda each: (each.needed, simplicity(each.plan))))
 
 
@@ -247,7 +253,7 @@ def _least_needed(plan: Plan) -> int:
     return needed_bytes(plan, depth.peak(plan.micro_batch) if depth else peak_of(plan))
 
 
-def _refusal(field: Field, number: int) -> Refusal:
+def _refusal(field: Field, number: int, others: set[tuple[str, int]]) -> Refusal:
     plan = field.structures[number].smallest()
     peak = timeline_of(plan).peak()
     needed = needed_bytes(plan, peak.bytes)
@@ -257,6 +263,7 @@ def _refusal(field: Field, number: int) -> Refusal:
     return Refusal(
         plan=plan, peak=peak.bytes, needed=needed, missing=needed - field.job.limit(plan),
         moment=peak.moment, category=category, category_bytes=peak.by_category[category],
+        has_others=(plan.strategy, plan.ranks) in others,
     )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from hypothesis import settings
 
 from memcalc import launch as launch_module
+from memcalc.cli import progress
 from memcalc.cli.app import app
 
 # A machine busy with something else is not a failure. Where CI is set, as Hypothesis itself has it, examples are the
@@ -24,6 +25,8 @@ settings.load_profile("memcalc")
 ROOT = Path(__file__).resolve().parent.parent
 # What somebody measured on this machine would change times and bytes.
 os.environ["MEMCALC_CALIBRATION"] = str(ROOT / "no-such-calibration.json")
+# A busy machine would put lines among those that a test reads.
+progress.EVERY = 3600.0
 TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = [] if TORCH else ["trainers", "benchmarks"]
 

@@ -127,6 +127,7 @@ def test_who_watches_no_terminal_gets_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     clock = iter(range(0, 100, 2))
+    monkeypatch.setattr(progress, "EVERY", 5.0)
     monkeypatch.setattr(progress.time, "monotonic", lambda: float(next(clock)))
     assert list(progress.counted("abcdefg", "rows")) == list("abcdefg")
     assert capsys.readouterr().err == "memcalc: 2 of 7 rows\nmemcalc: 5 of 7 rows\n"

@@ -84,7 +84,7 @@ def command(config: Path | None, scale: int | None, keep_free: Free | None, form
         click.echo(render([list(said.values())], list(said), "csv"))
     else:
         place = f"{plan.ranks} x {plan.gpu}" if plan.gpu else f"{plan.ranks} rank{'s' * (plan.ranks > 1)} on CPU cores"
-        line = printable(f"{plan.model.name}, {plan.strategy} on {place}: {found.said}")
+        line = printable(f"{plan.model.name} in {plan.precision}, {plan.strategy} on {place}: {found.said}")
         click.echo(f"- {line}" if format == "markdown" else line)
     if not found.passes:
         raise click.exceptions.Exit(1)

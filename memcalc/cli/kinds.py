@@ -177,6 +177,8 @@ class Checkpointing(Kind):
             return int(word.removeprefix("every-"))
         if word.startswith("every"):
             raise InputError(f"{option} {shorten(text)} cannot be read; write it like every-2")
+        if word == "selective":
+            raise InputError(f"{option} selective is said by two: {option} full --checkpoint-policy matrix-products")
         raise UnknownNameError("checkpointing", text, ("none", "full", "every-N"))
 
     def words(self) -> Iterable[str]:

@@ -188,11 +188,11 @@ def _others(found: Recommendation, tokens: int) -> Iterator[str]:
 
 
 def _refusals(found: Recommendation) -> Iterator[str]:
-    """The closest plan of each strategy that fits in no form that is shown."""
-    works = {(c.plan.strategy, c.plan.ranks) for c in found.plans}
+    """The closest plan of each strategy of which no form fits."""
+    works: set[tuple[str, int]] = set()
     for refusal in found.refused:
         key = (refusal.plan.strategy, refusal.plan.ranks)
-        if key not in works:
+        if not refusal.has_others and key not in works:
             works.add(key)
             yield f"does not fit: {_breaks(refusal)}"
 
@@ -238,7 +238,12 @@ def _frozen_in(job: Search) -> Iterator[str]:
     """What frozen weights and their adapters are held in, where they differ."""
     adapter, rows = job.base.adapter, [PRECISIONS[name] for name in job.precisions]
     low = [row for row in rows if row.weights != "float32"]
-    if adapter.freezes and adapter.dtype == "float32" and low:
+    if adapter.freezes and adapter.dtype == "float32" and low and adapter.quantize != "none":
+        yield (
+            f"what is not quantised is held in {low[0].weights} and adapters in float32; PEFT holds both in float32: "
+            f"--precision amp-{low[0].name}"
+        )
+    elif adapter.freezes and adapter.dtype == "float32" and low:
         yield (
             f"frozen weights are held in {low[0].weights} and adapters in float32, as PEFT does; "
             f"--precision amp-{low[0].name} holds both in float32"

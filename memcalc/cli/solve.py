@@ -50,7 +50,7 @@ def command(quantity: str | None, keep_free: Free | None, format: str, **words: 
     """Find the largest micro batch, sequence, depth or size that fits, or the fewest GPUs that will do: exact to one.
 
     MODEL and all options are those of memcalc estimate; the one that is asked for need not be given. What fits is what the
-    high end of the estimate says. One step more does not fit; since the allocator's rounding can lower the high end by a few
+    high end of the estimate says. One step more does not surely fit; since the allocator's rounding can lower the high end by a few
     percent from one size to the next, a still larger one now and then fits again. Exit code 1 when nothing fits.
     """
     from memcalc.estimate import usable_bytes
@@ -119,7 +119,7 @@ def _show(found: Solution, format: str) -> str:
         )
         if found.beyond is not None:
             step = "one less" if found.quantity.fewest else "one step more"
-            line += f"; {step} would need {beyond} and does not fit"
+            line += f"; {step} would need up to {beyond}"
         elif not found.quantity.fewest:
             line += "; more is not possible with this plan, or takes more than memcalc counts"
     return f"- {printable(line)}" if format == "markdown" else printable(line)

@@ -71,7 +71,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(
         meters,
         "storages",
-        lambda tensors, device, where=None: {1: 1000} if isinstance(next(tensors, None), nn.Parameter) else {},
+        lambda tensors, device, where=None: {1: 1000} if isinstance(next(iter(tensors), None), nn.Parameter) else {},
     )
     return card
 
