@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from memcalc import extensions
+from memcalc import data, extensions
 from memcalc.errors import InputError, PlanError, RunError, shorten
 from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
 from memcalc.hyperparameters import check_coefficients, check_scaling
@@ -211,6 +211,7 @@ def check_plan(plan: Plan, *, out: Path, training: Training, place: Place = _HER
     check_scaling(plan, training.scaling)
     if not place.node:
         check_folder(plan, out, resume=training.resume)
+    data.check(plan, training.data, training.tokenizer)
 
 
 def check_place(plan: Plan, place: Place) -> None:

@@ -58,7 +58,7 @@ def interrupted(tmp_path: Path, stub: Callable[[str], None], monkeypatch: pytest
     """A run on book.txt, given relative to where it was started, that stopped after its checkpoint of step 300."""
     (tmp_path / "there").mkdir()
     monkeypatch.chdir(tmp_path / "there")
-    Path("book.txt").write_text("text")
+    Path("book.txt").write_text("text" * 99)
     stub(CHECKPOINT.format(step=300) + STOP)
     with pytest.raises(Stopped):
         run(PLAN, tmp_path / "run", data=Path("book.txt"), steps=420, seed=7, learning_rate=1e-3, checkpoint_every=100)
@@ -82,7 +82,7 @@ def test_a_resumed_run_is_trained_as_before(interrupted: Path, stub: Callable[[s
 
 
 def test_what_is_given_wins_and_is_said(interrupted: Path, stub: Callable[[str], None], tmp_path: Path) -> None:
-    (tmp_path / "other.txt").write_text("text")
+    (tmp_path / "other.txt").write_text("text" * 99)
     stub(SHOW)
     lines = resume(interrupted, "--steps", 500, "--seed", 7, "--data", "other.txt").output.splitlines()
     there = tmp_path / "there" / "book.txt"
@@ -100,7 +100,7 @@ def test_data_that_is_gone(interrupted: Path, tmp_path: Path, stub: Callable[[st
         2,
         f"memcalc: {gone}, the data of the run in {interrupted}, does not exist any more; give --data PATH\n",
     )
-    (tmp_path / "other.txt").write_text("text")
+    (tmp_path / "other.txt").write_text("text" * 99)
     stub(SHOW)
     assert f"--data {tmp_path}/other.txt --resume" in resume(interrupted, "--data", tmp_path / "other.txt").output
 
