@@ -59,7 +59,7 @@ LAYERS = [
     ["sound"],
     ["plan"],
     ["named_code", "images"],
-    ["data"],
+    ["data", "checkpoints"],
     ["sharding", "stages"],
     ["host"],
     ["parallel", "pipeline", "adapted"],

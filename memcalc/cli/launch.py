@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, ModelName, Name, Whole
@@ -22,7 +23,7 @@ from memcalc.models import MODELS
 from memcalc.module import rehearse
 from memcalc.named_code import code_options, confirm_code
 from memcalc.plan import Plan
-from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
+from memcalc.run_folder import REHEARSAL, continued, load_plan
 from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
@@ -209,7 +210,7 @@ def _plan(
     nodes = words.pop("nodes")
     if said := [name.replace("_", " ") for name in given(words) if name not in ("module", "sample")]:
         raise InputError(f"{plan} says the whole plan; leave out: {', '.join(said)}")
-    what = Plan.load(plan)
+    what = load_plan(plan)
     confirm_code(what, words.get("module"), words.get("sample"), f"memcalc launch {plan}")
     return replace(what, nodes=nodes) if nodes else what, {}
 
