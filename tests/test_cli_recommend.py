@@ -66,7 +66,7 @@ def test_what_is_given_is_kept(run: Run) -> None:
         ("--only megatron --launch --out run", "memcalc cannot train with megatron-ddp"),
     ],
 )  # fmt: skip
-def test_what_stands_in_the_way_of_every_plan_is_said(words: str, reason: str) -> None:
+def test_what_stands_in_the_way_of_every_plan_is_said(run: Run, words: str, reason: str) -> None:
     done = run("gpt2", "--gpus", "8", "--gpu", "a100-80gb", *words.split())
     assert done.exit_code == 2
     assert done.stderr.rstrip().endswith(f"over 8 ranks: {reason}")
