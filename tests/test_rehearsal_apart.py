@@ -15,6 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from memcalc.cli.app import app
+from memcalc.cli.rehearse import _Shown
 from memcalc.compute import Compute
 from memcalc.confirmation import confirmations
 from memcalc.errors import FileError, MemcalcError, RunError
@@ -258,3 +259,27 @@ def test_where_only_the_replay_fails_what_is_allocated_is_told_all_the_same(monk
     )
     found = rehearse(plan)
     assert found.reserved is None and found.device is None and found.verdict == "unknown"
+
+
+def test_equal_bytes_under_other_names_are_no_difference() -> None:
+    """A whole gradient before it is sharded: the ledger's gradient is the rehearsal's temporary."""
+    found = estimate(dataclasses.replace(TINY, device="cuda"))
+    peak = found.steady
+    moved = {
+        **peak.by_category,
+        "gradients": peak.by_category["gradients"] + 10**6,
+        "temporary": peak.by_category["temporary"] - 10**6,
+    }
+
+    def shown(by_category: dict[str, int]) -> str:
+        rehearsal = Rehearsal(
+            plan=found.plan, rank=0, timeline=found.timeline, peak=dataclasses.replace(peak, by_category=by_category),
+            reserved=None, device=None, verdict="unknown", source="rehearsal", remarks=(), measurement=None, seconds=1.0,
+        )  # fmt: skip
+        return _Shown(found, rehearsal, None).text("table")
+
+    assert "other names" not in shown(peak.by_category)
+    assert shown(moved).count("other names") == 3  # two rows, and the sentence that says what it means
+    assert "gradients, activations, temporary together are 0.00 % off" in shown(moved)
+    fewer = {**peak.by_category, "temporary": peak.by_category["temporary"] - 10**6}
+    assert "other names" not in shown(fewer)  # bytes that are missing are a difference

@@ -12,7 +12,7 @@ import click
 
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
-from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
+from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options, unsaid
 from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.files import check_output
@@ -99,7 +99,8 @@ def command(
     elif format == "json":
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        click.echo(summary(found, format, whole=whole))
+        open_ = [] if plan_file or config else unsaid(words, plan)
+        click.echo(summary(found, format, whole=whole, unsaid=open_))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
     if check:
@@ -160,7 +161,8 @@ def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsed | None:
     if not plan.micro_batch:
         return Rehearsed(timeline=None)
     try:
-        measured, doubts, said = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
+        with waiting("still rehearses the module"):
+            measured, doubts, said = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
     except InputError as error:
         return Rehearsed(timeline=None, remarks=(f"activations are not counted: it cannot be rehearsed ({error})",))
     return Rehearsed(timeline=measured.timeline, remarks=(REHEARSED, *doubts, *said), sure=not doubts)

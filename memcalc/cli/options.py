@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
+from memcalc.adapters import usual_dtype
 from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
 from memcalc.cli.models import Words, build_model, given
 from memcalc.errors import InputError
@@ -25,7 +26,7 @@ from memcalc.strategies import STRATEGIES
 
 __all__ = [
     "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
-    "several", "training_tokens",
+    "several", "training_tokens", "unsaid",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -160,7 +161,7 @@ def _of_group(group: str, knob: dataclasses.Field[Any]) -> Callable[[Function], 
     if isinstance(knob.default, bool):
         return option(heading, said["option"], name, flag_value=not knob.default, type=bool, default=None,
                       is_flag=True, help=said["help"])  # fmt: skip
-    shown = f"  [default: {knob.default}]" if knob.default != "" else ""
+    shown = f"  [default: {said['unsaid'] or knob.default}]" if knob.default != "" else ""
     if isinstance(knob.default, float):
         return option(heading, said["option"], name, type=float, metavar="X", help=said["help"] + shown)
     if isinstance(knob.default, int):
@@ -261,6 +262,8 @@ def build_plan(words: Words) -> Plan:
         raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
     if fields.get("ranks", 1) > 1:
         fields.setdefault("strategy", "ddp")
+    engine = STRATEGIES[fields.get("strategy", "single")].engine
+    words.setdefault("adapter__dtype", usual_dtype(words.get("adapter__kind", "none"), engine))
     for group, cls in _GROUPS.items():
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
@@ -271,6 +274,13 @@ def build_plan(words: Words) -> Plan:
         "optimizer_kind", OPTIMIZERS[fields.get("optimizer", "adamw")].usual_kind(fields.get("device", "cuda"))
     )
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
+
+
+def unsaid(words: Words, plan: Plan) -> list[str]:
+    """What these words leave open, and other commands take otherwise, in sentences."""
+    from memcalc.open_choices import unsaid_precision
+
+    return [] if words.get("precision") else list(filter(None, [unsaid_precision(plan)]))
 
 
 def _as_transformers(words: Words, model: Model) -> Implementation:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memcalc.cli.options import given
+from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.files import read_json
 
@@ -114,4 +115,5 @@ def rehearsal_of(found: Subject) -> Timeline:
     if why := unrehearsed(plan):
         raise InputError(f"--rehearse: this plan cannot be rehearsed, because {why}; leave it out")
     click.echo("memcalc: rehearses two steps of the fullest rank", err=True)
-    return rehearse(plan).timeline
+    with waiting("still rehearses"):
+        return rehearse(plan).timeline
