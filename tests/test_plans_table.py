@@ -27,9 +27,13 @@ PLANS = (
 
 def choice(plan: Plan) -> Any:
     time = SimpleNamespace(low=0.895, high=1.29, tokens_per_second=125_136.0, mfu=0.52)
-    hours = lambda tokens: tokens / 1e9
     return SimpleNamespace(
-        plan=plan, peak=69_621_000_000, headroom=2_103_000_000, time=time, speed=0.98, gpu_hours=hours
+        plan=plan,
+        peak=69_621_000_000,
+        headroom=2_103_000_000,
+        time=time,
+        speed=0.98,
+        gpu_hours=lambda tokens: tokens / 1e9,
     )
 
 

@@ -203,11 +203,11 @@ def test_a_saved_plan_may_stand_in_the_models_place(halls: SimpleNamespace, tmp_
     assert code == 0, err
     assert Plan.from_dict(json.loads(out)["plan"]) == TINY
     for words, said in (
-        ((str(path), "--gpus", "2"), "says the whole plan; leave out: ranks"),
+        ((str(path), "--gpus", "2"), "says the whole plan; leave out --gpus"),
         ((str(path), "--plan", str(path)), "two plans"),
         ((str(path), "--rank", "1"), "--rank 1 is none of the plan's 1"),
         ((str(tmp_path / "nothing.json"),), "does not exist"),
-        (("gpt2-tiny", "--run", str(tmp_path)), "leave out: model"),
+        (("gpt2-tiny", "--run", str(tmp_path)), "leave out MODEL"),
         (("--run", str(tmp_path)), "holds no run"),
         ((), "give a model"),
     ):

@@ -11,8 +11,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from memcalc.adapters import Adapter
+from memcalc.assumptions import in_one_machine
 from memcalc.cli.app import app
-from memcalc.cli.options import build_plan
+from memcalc.cli.options import build_plan, unsaid
 from memcalc.models import MODELS
 from memcalc.open_choices import default_precisions
 from memcalc.plan import Plan
@@ -89,6 +90,29 @@ def test_adapters_are_kept_as_their_library_keeps_them(words: dict[str, Any], dt
     assert plan.adapter.dtype == dtype
     said = query_of(plan, [("model", "llama-3-8b")])
     assert plan_of(asked("&".join(f"{name}={value}" for name, value in said))) == plan
+
+
+@pytest.mark.parametrize(
+    ("words", "nodes", "said"),
+    [
+        ({"ranks": 8}, 1, ""),
+        ({"ranks": 64}, 8, "64 GPUs are taken to be in 8 machines; --nodes says otherwise"),
+        ({"ranks": 64, "nodes": 1}, 1, "all 64 GPUs are taken to be in 1 machine; where they are in more, say so"),
+        ({"ranks": 64, "nodes": 4}, 4, ""),
+        ({"ranks": 16, "gpu": "v100-32gb"}, 1, ""),  # as many are in a DGX-2
+        ({"ranks": 11}, 1, "all 11 GPUs are taken to be in 1 machine; where they are in more, say so: --nodes N"),
+        ({"ranks": 16, "strategy": "data-parallel"}, 1, "all 16 GPUs are taken to be in 1 machine"),
+        ({"ranks": 16, "device": "cpu"}, 1, ""),
+    ],
+)
+def test_more_gpus_than_a_machine_has_are_in_several(words: dict[str, Any], nodes: int, said: str) -> None:
+    words = {"model": "gpt2-tiny", "precision": "fp32", **words}
+    plan = build_plan(words)
+    assert plan.nodes == nodes
+    sentences = " ".join([*unsaid(words, plan), *in_one_machine(plan)])
+    assert said in sentences and bool(said) == ("taken to be" in sentences)
+    again = query_of(plan, [("model", "gpt2-tiny")])
+    assert plan_of(asked("&".join(f"{name}={value}" for name, value in again))) == plan
 
 
 def test_a_plan_that_is_stated_stays_as_it_is() -> None:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from memcalc.errors import FileError, InputError, shorten
 from memcalc.plan import Plan
+from memcalc.units import things
 from trainers.images import holds_images, read_images
 
 __all__ = ["Samples", "load", "split"]
@@ -58,7 +59,7 @@ def split(samples: Samples, *, per_step: int, what: str) -> tuple[NDArray[np.int
     training = samples.count - held_out
     if training < per_step:
         raise InputError(
-            f"{samples.source} gives {max(training, 0)} samples to train on; one step needs {per_step} ({what}): "
+            f"{samples.source} gives {things(max(training, 0), 'sample')} to train on; one step needs {per_step} ({what}): "
             "more data, fewer ranks or a smaller batch would do"
         )
     indices = np.arange(samples.count, dtype=np.int64)

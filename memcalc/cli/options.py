@@ -12,10 +12,10 @@ import click
 
 from memcalc.adapters import usual_dtype
 from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
-from memcalc.cli.models import Words, build_model, given
+from memcalc.cli.models import Words, build_model, given, said_by_file
 from memcalc.errors import InputError
 from memcalc.groups import Group
-from memcalc.hardware import GPUS
+from memcalc.hardware import GPUS, usual_nodes
 from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
@@ -26,7 +26,7 @@ from memcalc.strategies import STRATEGIES
 
 __all__ = [
     "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
-    "several", "training_tokens", "unsaid",
+    "said_by_file", "several", "training_tokens", "unsaid",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -132,7 +132,7 @@ _OPTIONS = (
            help=f"{_one_of(STRATEGIES)}  [estimate: single, with several GPUs ddp]"),
     option(_W, "--gpus", "ranks", type=Whole(most=MOST_RANKS), metavar="N",
            help="GPUs in all, one process each.  [default: 1]"),
-    _whole(_W, "--nodes", help="Machines the GPUs are spread over.  [default: 1]"),
+    _whole(_W, "--nodes", help="Machines the GPUs are spread over.  [default: as few as hold them, 8 in each]"),
     option(_W, "--gpu", type=Name("GPU", GPUS), metavar="NAME", help=f"The card. {_one_of(GPUS)}"),
     option(_W, "--device", type=Name("device", DEVICES), metavar="KIND", help=f"{_one_of(DEVICES)}  [default: cuda]"),
     _whole(_W, "--bucket-mb", help="DDP's bucket_cap_mb.  [default: 25]"),
@@ -262,8 +262,10 @@ def build_plan(words: Words) -> Plan:
         raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
     if fields.get("ranks", 1) > 1:
         fields.setdefault("strategy", "ddp")
-    engine = STRATEGIES[fields.get("strategy", "single")].engine
-    words.setdefault("adapter__dtype", usual_dtype(words.get("adapter__kind", "none"), engine))
+    row = STRATEGIES[fields.get("strategy", "single")]
+    if fields.get("device") != "cpu" and not row.one_process:
+        fields.setdefault("nodes", usual_nodes(fields.get("ranks", 1), fields.get("gpu")))
+    words.setdefault("adapter__dtype", usual_dtype(words.get("adapter__kind", "none"), row.engine))
     for group, cls in _GROUPS.items():
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
@@ -280,7 +282,10 @@ def unsaid(words: Words, plan: Plan) -> list[str]:
     """What these words leave open, and other commands take otherwise, in sentences."""
     from memcalc.open_choices import unsaid_precision
 
-    return [] if words.get("precision") else list(filter(None, [unsaid_precision(plan)]))
+    said = "" if words.get("precision") else unsaid_precision(plan)
+    spread = plan.nodes > 1 and words.get("nodes") is None
+    machines = f"{plan.ranks} GPUs are taken to be in {plan.nodes} machines; --nodes says otherwise" * spread
+    return [each for each in (said, machines) if each]
 
 
 def _as_transformers(words: Words, model: Model) -> Implementation:

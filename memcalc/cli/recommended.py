@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -215,7 +216,7 @@ def nothing(found: Recommendation) -> str:
 def follow_up(plan: Plan, saved: Path | None) -> Iterator[str]:
     """What to type next."""
     yield "next:" if saved else "next: add --save-plan plan.json, then"
-    name = saved or "plan.json"
+    name = shlex.quote(str(saved or "plan.json"))
     yield f"  memcalc estimate --plan {name} --explain"
     if plan.untrained:
         yield f"  memcalc can estimate it, but cannot train {plan.untrained}"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memcalc.cli.kinds import File, Name, Whole
-from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
+from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, said_by_file
 from memcalc.cli.progress import waiting
 from memcalc.cli.subject import Saved, takes
 from memcalc.errors import InputError
@@ -102,9 +102,8 @@ def _what(
         if plan_file is not None:
             raise InputError(f"two plans, {words['model'].path} and {plan_file}; leave one out")
         plan_file, words = words["model"].path, {**words, "model": None}
-    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
-    if said and (plan_file is not None or run is not None):
-        raise InputError(f"{plan_file or run} says the whole plan; leave out: {', '.join(said)}")
+    if plan_file is not None or run is not None:
+        said_by_file(str(plan_file or run), words, "module", "sample", "module_timeout")
     if run is not None:
         from memcalc.measurement import Measurement
 
