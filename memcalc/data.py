@@ -22,6 +22,11 @@ from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json
 from memcalc.images import find_images, holds_images
 from memcalc.plan import Plan
+<<<<<<< HEAD:memcalc/data.py
+=======
+from memcalc.units import things
+from trainers.images import holds_images, read_images
+>>>>>>> words:trainers/data.py
 
 __all__ = ["Samples", "check", "load", "split"]
 
@@ -88,7 +93,7 @@ def split(samples: Samples, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.i
     if training < per_step:
         what = f"micro batch {plan.micro_batch} x accumulation {plan.accumulation} x ranks {plan.data_parallel}"
         raise InputError(
-            f"{samples.source} gives {max(training, 0)} samples to train on; one step needs {per_step} ({what}): "
+            f"{samples.source} gives {things(max(training, 0), 'sample')} to train on; one step needs {per_step} ({what}): "
             "more data, fewer ranks or a smaller batch would do"
         )
     indices = np.arange(samples.count, dtype=np.int64)
