@@ -93,7 +93,9 @@ class Whole(Kind):
         word = text.strip()
         if not re.fullmatch(r"[+-]?[0-9]+(_[0-9]+)*", word, re.ASCII):
             raise InputError(f"{option} {shorten(text)} is not a whole number")
-        value = int(word.replace("_", "")[:_DIGITS])  # so many are too many in any case, and thousands Python does not read
+        value = int(
+            word.replace("_", "")[:_DIGITS]
+        )  # so many are too many in any case, and thousands Python does not read
         if not self.least <= value <= self.most:
             limit = f"at least {self.least}" if value < self.least else f"at most {self.most:,}"
             raise InputError(f"{option} {value if len(word) < _DIGITS else shorten(word)} must be {limit}")
