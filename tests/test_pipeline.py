@@ -76,6 +76,12 @@ def test_a_stack_of_layers_is_divided_like_any_model(schedule: str, normed: bool
     assert fullest(plan)[1].at(batch).peak().bytes == max(each.peak().bytes for each in stages)
 
 
+def test_of_unlike_layers_any_stage_may_be_the_fullest() -> None:
+    model = Model(name="bulge", family="mlp", layers=4, hidden=8, features=5, classes=3, widths=(10, 20, 900, 10))
+    plan = piped(4, Plan(model=model, micro_batch=1, accumulation=4, device="cpu"))
+    assert fullest(plan)[0] == 2
+
+
 @given(st.integers(1, 9), st.integers(1, 40), st.data())
 def test_no_more_wait_than_1f1b_has_stages_behind(stages: int, micro_batches: int, data: st.DataObject) -> None:
     index = data.draw(st.integers(0, stages - 1))
