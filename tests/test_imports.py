@@ -97,6 +97,7 @@ LAYERS = [
         "supervise",
         "training",
         "run_folder",
+        "runnable",
         "failure",
         "launch",
         "module",
