@@ -109,7 +109,7 @@ def test_options_of_the_run_win_over_the_file(run: Run, stub: Callable[[str], No
     ("words", "message"),
     [
         (["--out", "run"], "give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE"),
-        (["plan.json", "--out", "run", "--gpus", "2"], "plan.json says the whole plan; leave out: ranks"),
+        (["plan.json", "--out", "run", "--gpus", "2"], "plan.json says the whole plan; leave out --gpus"),
         (["plan.json", "--out", "run", "--scale-to-ranks", "2"], "--scale-to-ranks scales what a launch file says"),
         (["gtp2-tiny", "--config", "fsdp.yaml"], "unknown model 'gtp2-tiny'; did you mean 'gpt2-tiny'?"),
         (["gpt2-tiny", "--config", "accelerate.yaml"], "--out DIR is missing"),
