@@ -98,6 +98,7 @@ LAYERS = [
         "supervise",
         "training",
         "run_folder",
+        "runnable",
         "failure",
         "launch",
         "module",
