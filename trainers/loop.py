@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import memcalc
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.errors import InputError
 from memcalc.failure import Preempted
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
-from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
 from memcalc.units import format_bytes, things
 from trainers import checkpoint

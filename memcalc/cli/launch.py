@@ -10,6 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, ModelName, Name, Whole
@@ -22,7 +23,7 @@ from memcalc.models import MODELS
 from memcalc.module import rehearse
 from memcalc.named_code import code_options, confirm_code
 from memcalc.plan import Plan
-from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
+from memcalc.run_folder import REHEARSAL, continued, load_plan
 from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
@@ -212,7 +213,7 @@ def _plan(
             f"{plan} is a model; launch needs its whole plan: memcalc recommend {plan} --save-plan plan.json, or --config FILE"
         )
     said_by_file(str(plan), words, "module", "sample")
-    what = Plan.load(plan)
+    what = load_plan(plan)
     confirm_code(what, words.get("module"), words.get("sample"), f"memcalc launch {plan}")
     return replace(what, nodes=nodes) if nodes else what, {}
 

@@ -120,6 +120,8 @@ def command(
         words, global_batch, allow_pure_16bit, max_gpus=max_gpus, only=only, without=without or (),
         keep_free=keep_free, runnable=launch,
     )  # fmt: skip
+    if emit is not None:
+        job = _sayable(job, emit[0], named=only is not None or bool(given({"strategy": words.get("strategy")})))
     if train_tokens is not None and not job.base.tokens:
         raise InputError(f"--tokens does not apply to {job.base.model.name}, which reads no tokens")
     with waiting("still looks for the fastest plan that fits"):
@@ -144,6 +146,16 @@ def command(
         from memcalc.training import Training
 
         run_and_show(best, out=out, training=Training(data=data, steps=steps or 20))
+
+
+def _sayable(job: Search, kind: str, named: bool) -> Search:
+    """The search among what the launch file has words for, and a line where that is less."""
+    from memcalc.configs.sayable import narrowed
+
+    found, names = narrowed(job, kind, named=named)
+    if set(names) != set(job.strategies):
+        click.echo(f"memcalc: chosen among what --emit {kind} can say: {', '.join(names)}", err=True)
+    return found
 
 
 def _emit(plan: Plan, kind: str, folder: Path, replace: bool) -> None:
