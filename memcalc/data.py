@@ -22,11 +22,7 @@ from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json
 from memcalc.images import find_images, holds_images
 from memcalc.plan import Plan
-<<<<<<< HEAD:memcalc/data.py
-=======
 from memcalc.units import things
-from trainers.images import holds_images, read_images
->>>>>>> words:trainers/data.py
 
 __all__ = ["Samples", "check", "load", "split"]
 
