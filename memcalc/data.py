@@ -22,6 +22,7 @@ from memcalc.errors import FileError, InputError, shorten
 from memcalc.files import read_json
 from memcalc.images import find_images, holds_images
 from memcalc.plan import Plan
+from memcalc.units import things
 
 __all__ = ["Samples", "check", "load", "split"]
 
@@ -88,7 +89,7 @@ def split(samples: Samples, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.i
     if training < per_step:
         what = f"micro batch {plan.micro_batch} x accumulation {plan.accumulation} x ranks {plan.data_parallel}"
         raise InputError(
-            f"{samples.source} gives {max(training, 0)} samples to train on; one step needs {per_step} ({what}): "
+            f"{samples.source} gives {things(max(training, 0), 'sample')} to train on; one step needs {per_step} ({what}): "
             "more data, fewer ranks or a smaller batch would do"
         )
     indices = np.arange(samples.count, dtype=np.int64)

@@ -14,7 +14,7 @@ from memcalc.checkpoints import newest_checkpoint
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, ModelName, Name, Whole
-from memcalc.cli.options import Command, beside_options, given
+from memcalc.cli.options import Command, beside_options, said_by_file
 from memcalc.compare import compare_run
 from memcalc.errors import FileError, InputError
 from memcalc.launch import MOST_RESTARTS, Place, Run, check_plan, launch, torchrun
@@ -223,8 +223,11 @@ def _plan(
     if plan is None:
         raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")
     nodes = words.pop("nodes")
-    if said := [name.replace("_", " ") for name in given(words) if name not in ("module", "sample")]:
-        raise InputError(f"{plan} says the whole plan; leave out: {', '.join(said)}")
+    if str(plan) in MODELS:
+        raise InputError(
+            f"{plan} is a model; launch needs its whole plan: memcalc recommend {plan} --save-plan plan.json, or --config FILE"
+        )
+    said_by_file(str(plan), words, "module", "sample")
     what = load_plan(plan)
     confirm_code(what, words.get("module"), words.get("sample"), f"memcalc launch {plan}")
     return replace(what, nodes=nodes) if nodes else what, {}
