@@ -97,6 +97,7 @@ LAYERS = [
         "compare",
         "supervise",
         "training",
+        "foreign",
         "run_folder",
         "runnable",
         "failure",
