@@ -29,6 +29,7 @@ from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
 __all__ = [
+    "MOST_RESTARTS",
     "Place",
     "Run",
     "check",
@@ -46,6 +47,8 @@ TRAINERS = "trainers"
 """The module torchrun runs on each rank."""
 
 MOST_PORT = 65535
+MOST_RESTARTS = 1000
+"""Past it a number is a slip: each start takes seconds, and a failure that comes back so often is no accident."""
 _JOIN_SECONDS = 300
 """How long a machine waits for the others."""
 
@@ -64,6 +67,8 @@ class Place:
         told = re.fullmatch(r"([^\s:/\[\]]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", self.rendezvous)
         if self.rendezvous and (told is None or int(told[2]) > MOST_PORT):
             raise InputError(f"--rdzv {shorten(self.rendezvous)} is not HOST:PORT, like node0:29500")
+        if not 0 <= self.restarts <= MOST_RESTARTS:
+            raise InputError(f"max restarts {shorten(self.restarts)} must be 0 to {MOST_RESTARTS:,}")
 
     @property
     def log(self) -> str:

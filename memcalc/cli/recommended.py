@@ -163,9 +163,18 @@ def _remarks(found: Recommendation) -> Iterator[str]:
     if found.plans:
         yield (
             "peak is allocated memory; headroom is what is left at the high end of what the device may show; step is a range, "
-            "predicted: it holds four of five of the published runs it was fitted on, and about half of all others; speed is "
+            f"predicted: {_worth()}; speed is "
             f"samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first"
         )
+
+
+def _worth() -> str:
+    """How often a predicted range held what was measured."""
+    from memcalc.coefficients import coverage
+
+    found = coverage()
+    (_, fitted), (count, others) = found["calibration"], found["never used"]
+    return f"it holds {fitted:.0f} % of the published runs it was fitted on, and {others:.0f} % of {count} others"
 
 
 def _close(found: Recommendation) -> Iterator[str]:
