@@ -12,7 +12,7 @@ import pytest
 
 from memcalc import doctor_system, extensions
 from memcalc.errors import RunError
-from memcalc.launch import require_engine
+from memcalc.runnable import require_engine
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 

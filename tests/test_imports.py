@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors", "units", "files", "records", "extensions", "collector"],
     ["catalog", "palette", "plain_pickle", "rates", "hyperparameters", "snapshot_fields"],
+    ["coefficient_table"],
     ["coefficients"],
     ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
@@ -98,6 +99,7 @@ LAYERS = [
         "supervise",
         "training",
         "run_folder",
+        "runnable",
         "failure",
         "launch",
         "module",

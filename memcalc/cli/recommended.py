@@ -167,14 +167,22 @@ def _legend(found: Recommendation, missing: list[str]) -> Iterator[str]:
     meanings = {
         "peak": "peak is allocated memory",
         "headroom": "headroom is what is left at the high end of what the device may show",
-        "step": "step is a range, predicted: it holds four of five of the published runs it was fitted on, and about half of all "
-        "others",
+        "step": f"step is a range, predicted: {_worth()}",
         "speed": f"speed is samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first",
     }
     if found.plans:
         yield "; ".join(said for name, said in meanings.items() if name not in missing)
     if lost := [name for name in missing if name != "also"]:
         yield f"{', '.join(lost)} had no room on this terminal: --format markdown has all"
+
+
+def _worth() -> str:
+    """How often a predicted range held what was measured."""
+    from memcalc.coefficients import coverage
+
+    found = coverage()
+    (_, fitted), (count, others) = found["calibration"], found["never used"]
+    return f"it holds {fitted:.0f} % of the published runs it was fitted on, and {others:.0f} % of {count} others"
 
 
 def _close(found: Recommendation) -> Iterator[str]:
