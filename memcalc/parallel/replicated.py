@@ -70,8 +70,10 @@ class Replicated:
             dtype = self.dtype if self.plan.update.ema == "weights" else "float32"
             for weight in self.weights:
                 self.hold(f"{weight.name} average", self.local_shape(weight), "optimizer", dtype)
+        here = {weight.name.rpartition(".")[0] for weight in self.weights}
         for name, shape, dtype in self.plan.family.buffers(self.plan):
-            self.hold(name, shape, "buffers", dtype)
+            if self.plan.layout.pipeline == 1 or name.rpartition(".")[0] in here:
+                self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
             self.hold(name, (size,), "workspaces", "uint8")
         if not self.plan.set_to_none and not self.away:

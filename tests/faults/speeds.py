@@ -82,8 +82,8 @@ FAULTS = [
     Fault(
         name="coefficients are fitted on both halves of the sources",
         file="calibrate/published.py",
-        right="row.half != half or ",
-        wrong="",
+        right="for row in rows if row.half == half)",
+        wrong="for row in rows)",
     ),
     Fault(
         name="a project with many runs outvotes the others in the range of a step's time",
