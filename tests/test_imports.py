@@ -98,6 +98,7 @@ LAYERS = [
         "compare",
         "supervise",
         "training",
+        "foreign",
         "run_folder",
         "runnable",
         "failure",

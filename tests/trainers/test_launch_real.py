@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,26 +71,30 @@ def test_train_compare_and_resume(tmp_path: Path) -> None:
     assert f"checkpoint: {run}/checkpoints/step-6\n" in out
 
 
-def test_out_of_memory_names_the_rank_the_moment_and_the_next_plan(tmp_path: Path) -> None:
+def test_out_of_memory_is_explained_and_the_next_plan_goes_on(tmp_path: Path) -> None:
+    """A limit of the address space stands for a small card. Many thin layers keep much and compute little."""
     plan, run = tmp_path / "plan.json", tmp_path / "run"
-    Plan(model=MODELS["gpt2-tiny"], tokens=128, micro_batch=8000, device="cpu").save(plan)
-    limit = 6 * 10**9  # of address space; the step needs 13 GB
-    code, _, err = ended(
+    thin = replace(MODELS["mlp-tiny"], features=8, hidden=8, layers=200)
+    Plan(model=thin, micro_batch=2**18, device="cpu", optimizer_kind="for-loop").save(plan)
+    limit = 2_000 * 10**6  # a step takes 1.7 GB beside torch's own 1 GB, with smaller micro batches a half or a quarter
+    code, out, err = ended(
         memcalc(
-            "launch", plan, "--steps", 2, "--out", run,
+            "launch", plan, "--steps", 1, "--measure-steps", 0, "--on-oom", "next", "--out", run,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
         )
     )  # fmt: skip
-    assert code == 1
-    message = re.fullmatch(
-        rf"memcalc: rank 0 of 1 ran out of memory in (forward|loss|backward) \(estimated 1[0-9.]+ GB there, [0-9.]+ GB of it new (?:activations|temporary)\); what should fit: (.+) "
-        rf"\(saved as {run}/next-plan.json\); see {run}/logs/rank-0.log\n",
-        err,
-    )
-    assert message, err
-    following = Plan.load(run / "next-plan.json")
-    assert following.global_batch == 8000
-    assert "can't allocate memory" in (run / "logs" / "rank-0.log").read_text()
+    assert code == 0, err
+    said = re.search(
+        rf"^rank 0 of 1 ran out of memory in (forward|loss|backward) \(estimated 1\.[0-9]+ GB there, 1\.[0-9]+ GB of it new "
+        rf"activations\); what should fit: (.+) \(saved as {run}/next-plan.json\); see {run}/logs/rank-0.log; "
+        r"goes on with that$",
+        out, re.MULTILINE,
+    )  # fmt: skip
+    assert said, out
+    following = Plan.load(run / "plan.json")
+    assert following == Plan.load(run / "next-plan.json") != Plan.load(plan)
+    assert following.global_batch == 2**18
+    assert "step 1/1" in out and len(Measurement.from_json(run / "run.json").losses) == 1
 
 
 def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> None:
@@ -125,19 +130,6 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     code, out, _ = ended(memcalc(*said[1].split()))
     at = f"{run} is at step {step + 3}, and --steps {step + 3} are steps in all; give more to go on"
     assert (code, out) == (0, f"nothing to do and nothing changed: {at}\n")
-
-
-def test_bad_data_is_one_line(tmp_path: Path) -> None:
-    plan, run = tmp_path / "plan.json", tmp_path / "run"
-    PLAN.save(plan)
-    (tmp_path / "short.txt").write_text("too short")
-    code, _, err = ended(memcalc("launch", plan, "--data", tmp_path / "short.txt", "--steps", 2, "--out", run))
-    assert code == 1
-    assert len(err.splitlines()) == 1
-    (tmp_path / "long.txt").write_text("0123456789abcdef" * 500)
-    again, _, said = ended(memcalc("launch", plan, "--data", tmp_path / "long.txt", "--steps", 2, "--out", run))
-    assert again == 0, said  # no step was made, so the folder is free
-    assert "short.txt has 9 tokens; at least 129 are needed" in err
 
 
 def test_a_rank_that_is_killed_stops_the_job(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
