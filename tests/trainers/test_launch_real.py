@@ -8,7 +8,7 @@ import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,12 +25,14 @@ PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
+def running(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     """Starts a run that would take minutes, and waits until it makes steps."""
+    begun: list[subprocess.Popen[str]] = []
 
     def start() -> subprocess.Popen[str]:
         PLAN.save(tmp_path / "plan.json")
         process = memcalc("launch", tmp_path / "plan.json", "--steps", 100_000, "--out", tmp_path / "run")
+        begun.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
         while line and not line.startswith("step "):
@@ -38,7 +40,9 @@ def running(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
         assert line, process.communicate()
         return process
 
-    return start
+    yield start
+    for process in begun:
+        process.kill()
 
 
 def test_train_compare_and_resume(tmp_path: Path) -> None:
