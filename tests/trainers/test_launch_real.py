@@ -17,18 +17,20 @@ from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.training import Training
-from tests.trainers.launched import anything_left, ended, memcalc, ranks_of
+from tests.trainers.launched import anything_left, checkpoints_whole, ended, memcalc, ranks_of
 
 PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-full-shard", ranks=2, device="cpu")
 
+Running = Callable[..., "subprocess.Popen[str]"]
+
 
 @pytest.fixture
-def running(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
+def running(tmp_path: Path) -> Running:
     """Starts a run that would take minutes, and waits until it makes steps."""
 
-    def start() -> subprocess.Popen[str]:
+    def start(*words: object) -> subprocess.Popen[str]:
         PLAN.save(tmp_path / "plan.json")
-        process = memcalc("launch", tmp_path / "plan.json", "--steps", 100_000, "--out", tmp_path / "run")
+        process = memcalc("launch", tmp_path / "plan.json", "--steps", 100_000, "--out", tmp_path / "run", *words)
         assert process.stdout is not None
         line = process.stdout.readline()
         while line and not line.startswith("step "):
@@ -37,6 +39,12 @@ def running(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
         return process
 
     return start
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
+    while not any((run / "checkpoints").glob("step-*/done.json")):
+        assert process.poll() is None
+        time.sleep(0.1)
 
 
 def test_train_compare_and_resume(tmp_path: Path) -> None:
@@ -93,9 +101,7 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     (tmp_path / "book.txt").write_text("0123456789abcdef" * 2000)
     words = ("--steps", 100_000, "--checkpoint-every", 20, "--seed", 3, "--out", run)
     process = memcalc("launch", plan, "--data", "book.txt", *words, cwd=tmp_path)
-    while not any((run / "checkpoints").glob("step-*/done.json")):
-        assert process.poll() is None
-        time.sleep(0.1)
+    wait_for_checkpoint(process, run)
     process.send_signal(signal.SIGINT)
     _, _, err = ended(process)
     said = re.fullmatch(
@@ -105,6 +111,7 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     )
     assert said, err
     assert Measurement.from_json(run / "run.json").status == "stopped"
+    assert checkpoints_whole(run) > 0
     code, out, _ = ended(memcalc("compare", run))
     assert (code, out.splitlines()[-1]) == (0, "note: the run was stopped before its last step")
     step = int(said[2])
@@ -129,33 +136,40 @@ def test_bad_data_is_one_line(tmp_path: Path) -> None:
     code, _, err = ended(memcalc("launch", plan, "--data", tmp_path / "short.txt", "--steps", 2, "--out", run))
     assert code == 1
     assert len(err.splitlines()) == 1
+    assert sorted(path.name for path in (run / "errors").iterdir()) == ["rank-0.json", "rank-1.json"]
     (tmp_path / "long.txt").write_text("0123456789abcdef" * 500)
     again, _, said = ended(memcalc("launch", plan, "--data", tmp_path / "long.txt", "--steps", 2, "--out", run))
     assert again == 0, said  # no step was made, so the folder is free
     assert "short.txt has 9 tokens; at least 129 are needed" in err
 
 
-def test_a_rank_that_is_killed_stops_the_job(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
-    process = running()
-    os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
+def test_a_rank_that_is_killed_stops_the_job(tmp_path: Path, running: Running) -> None:
+    process, run = running("--checkpoint-every", 3), tmp_path / "run"
+    wait_for_checkpoint(process, run)
+    os.kill(ranks_of(run)[1], signal.SIGKILL)
     code, _, err = ended(process)
     assert code == 1
+    assert checkpoints_whole(run) > 0
+    survivor = (run / "logs" / "rank-0.log").read_text()
+    assert "stopped by SIGTERM" in survivor or "Traceback" in survivor  # told by torchrun, or by the lost connection
+    assert (run / "logs" / "rank-1.log").exists()
     # Either the death itself is reported, or the other rank was quicker to say that its neighbour is gone.
     assert "rank 1 was killed (signal 9)" in err
     assert anything_left(tmp_path) == []
 
 
-def test_a_stopped_run_leaves_nothing(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
+def test_a_stopped_run_leaves_nothing(tmp_path: Path, running: Running) -> None:
     process = running()
     assert set(ranks_of(tmp_path / "run")) == {0, 1}
     process.send_signal(signal.SIGINT)
     code, _, err = ended(process)
     advice = "no checkpoint was written; --checkpoint-every N keeps some"
     assert (code, err) == (130, f"memcalc: stopped by SIGINT; no process of the run is left; {advice}\n")
+    assert "stopped by SIG" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
     assert anything_left(tmp_path) == []
 
 
-def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, running: Running) -> None:
     process = running()
     process.kill()
     process.communicate(timeout=60)
