@@ -16,13 +16,14 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from memcalc import extensions
+from memcalc import data, extensions
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.errors import InputError, PlanError, RunError, shorten
 from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
 from memcalc.hyperparameters import check_coefficients, check_scaling
 from memcalc.named_code import code_options
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, check_space, ended, held, newest_checkpoint, prepare, sweep
+from memcalc.run_folder import check_folder, check_space, ended, held, prepare, sweep
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
@@ -211,6 +212,7 @@ def check_plan(plan: Plan, *, out: Path, training: Training, place: Place = _HER
     check_scaling(plan, training.scaling)
     if not place.node:
         check_folder(plan, out, resume=training.resume)
+    data.check(plan, training.data, training.tokenizer)
 
 
 def check_place(plan: Plan, place: Place) -> None:

@@ -89,9 +89,8 @@ class Training:
         if self.data is not None and not (self.data.is_file() or self.data.is_dir()):
             raise FileError(f"data {self.data} is a device, a pipe or a socket; give a text file or a folder")
         if self.tokenizer is not None and not self.tokenizer.is_file():
-            raise FileError(
-                f"tokenizer {self.tokenizer} does not exist; give a tokenizers JSON, or leave --tokenizer out"
-            )
+            what = "is no file" if self.tokenizer.exists() else "does not exist"
+            raise FileError(f"tokenizer {self.tokenizer} {what}; give a tokenizer.json, or leave --tokenizer out")
 
     def arguments(self) -> list[str]:
         """The options as the trainers take them.

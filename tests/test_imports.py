@@ -58,7 +58,8 @@ LAYERS = [
     ],
     ["sound"],
     ["plan"],
-    ["named_code"],
+    ["named_code", "images"],
+    ["data", "checkpoints"],
     ["sharding", "stages"],
     ["host"],
     ["parallel", "pipeline", "adapted"],
@@ -117,7 +118,7 @@ ALLOWED = {
 }
 OPTIONAL = {
     "trainers": {"PIL", "accelerate", "deepspeed", "safetensors", "tokenizers", "transformers"},
-    "memcalc": {"matplotlib", "yaml"},
+    "memcalc": {"PIL", "matplotlib", "tokenizers", "yaml"},
 }  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])

@@ -104,22 +104,22 @@ from memcalc.supervise import Stopped, supervise
 folder = Path(sys.argv[1])
 try:
     supervise([sys.executable, "-c", *sys.argv[2:]], environment=os.environ, errors=folder / "log",
-              show=lambda line: (folder / "up").touch(), grace_seconds=float(os.environ["GRACE"]))
+              show=lambda line: (folder / line).touch(), grace_seconds=float(os.environ["GRACE"]))
 except Stopped as stopped:
     print(stopped)
     sys.exit(stopped.exit_code)
 """
 
 
-def start(tmp_path: Path, body: str, grace: str = "1") -> subprocess.Popen[str]:
-    """A launcher of its own, as a shell would start it, up to where its workers are running."""
+def start(tmp_path: Path, body: str, grace: str = "1", said: str = "up") -> subprocess.Popen[str]:
+    """A launcher of its own, as a shell would start it, up to where its command has said a line."""
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(tmp_path), PARENT, str(tmp_path / "pids"), STUBBORN, body],
         env={**os.environ, "GRACE": grace, "PYTHONPATH": str(Path(__file__).parent.parent)},
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert wait_until((tmp_path / "up").exists)
+    assert wait_until((tmp_path / said).exists)
     return launcher
 
 
@@ -137,22 +137,23 @@ def test_a_second_signal_does_not_wait_for_the_grace(tmp_path: Path) -> None:
     launcher = start(
         tmp_path,
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); signal.signal(signal.SIGINT, signal.SIG_IGN); print('deaf', flush=True); time.sleep(120)",
-        "60",
-    )
-    time.sleep(0.5)
+        grace="60", said="deaf",
+    )  # fmt: skip
     launcher.send_signal(signal.SIGINT)
     time.sleep(0.5)
     assert launcher.poll() is None
-    launcher.send_signal(signal.SIGINT)
+    begun = time.monotonic()
+    while launcher.poll() is None and time.monotonic() - begun < 30:
+        launcher.send_signal(signal.SIGINT)  # again, since two that come before the launcher runs are one
+        time.sleep(0.5)
     launcher.communicate(timeout=30)
     assert not any(alive(pid) for pid in pids(tmp_path))
 
 
 def test_when_the_launcher_is_killed_the_command_is_told(tmp_path: Path) -> None:
     """As torchrun does, this command stops its worker on SIGTERM."""
-    body = "signal.signal(signal.SIGTERM, lambda *_: (child.kill(), os._exit(1))); time.sleep(120)"
-    launcher = start(tmp_path, body)
-    time.sleep(0.3)
+    body = "signal.signal(signal.SIGTERM, lambda *_: (child.kill(), os._exit(1))); print('listens', flush=True); time.sleep(120)"
+    launcher = start(tmp_path, body, said="listens")
     launcher.kill()
     launcher.communicate()
     assert wait_until(lambda: not any(alive(pid) for pid in pids(tmp_path)))

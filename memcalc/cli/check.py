@@ -11,7 +11,7 @@ import click
 
 from memcalc.cli.config import config_options
 from memcalc.cli.kinds import Free, Name, Share
-from memcalc.cli.options import Command, option, plan_options
+from memcalc.cli.options import Command, option, plan_options, unsaid
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, printable, render
 
@@ -84,7 +84,8 @@ def command(config: Path | None, scale: int | None, keep_free: Free | None, form
         click.echo(render([list(said.values())], list(said), "csv"))
     else:
         place = f"{plan.ranks} x {plan.gpu}" if plan.gpu else f"{plan.ranks} rank{'s' * (plan.ranks > 1)} on CPU cores"
-        line = printable(f"{plan.model.name} in {plan.precision}, {plan.strategy} on {place}: {found.said}")
+        open_ = "" if saved or config else "".join(f"; {each}" for each in unsaid(words, plan))
+        line = printable(f"{plan.model.name} in {plan.precision}, {plan.strategy} on {place}: {found.said}{open_}")
         click.echo(f"- {line}" if format == "markdown" else line)
     if not found.passes:
         raise click.exceptions.Exit(1)

@@ -10,10 +10,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, ModelName, Name, Whole
-from memcalc.cli.options import Command, beside_options, given
+from memcalc.cli.options import Command, beside_options, said_by_file
 from memcalc.compare import compare_run
 from memcalc.errors import FileError, InputError
 from memcalc.launch import Place, Run, check_plan, launch, torchrun
@@ -22,7 +23,7 @@ from memcalc.models import MODELS
 from memcalc.module import rehearse
 from memcalc.named_code import code_options, confirm_code
 from memcalc.plan import Plan
-from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
+from memcalc.run_folder import REHEARSAL, continued, load_plan
 from memcalc.training import Training
 
 __all__ = ["command", "run_and_show"]
@@ -207,9 +208,12 @@ def _plan(
     if plan is None:
         raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")
     nodes = words.pop("nodes")
-    if said := [name.replace("_", " ") for name in given(words) if name not in ("module", "sample")]:
-        raise InputError(f"{plan} says the whole plan; leave out: {', '.join(said)}")
-    what = Plan.load(plan)
+    if str(plan) in MODELS:
+        raise InputError(
+            f"{plan} is a model; launch needs its whole plan: memcalc recommend {plan} --save-plan plan.json, or --config FILE"
+        )
+    said_by_file(str(plan), words, "module", "sample")
+    what = load_plan(plan)
     confirm_code(what, words.get("module"), words.get("sample"), f"memcalc launch {plan}")
     return replace(what, nodes=nodes) if nodes else what, {}
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from memcalc.cli.options import given
+from memcalc.cli.options import said_by_file
+from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.files import read_json
 
@@ -94,9 +95,7 @@ def subject(words: dict[str, Any], config: Path | None, scale: int | None, comma
     if isinstance(model, RunFolder):
         from memcalc.compare import compare_run
 
-        others = [name.replace("_", " ") for name in given({**words, "model": None, "config": config, "scale": scale})]
-        if others:
-            raise InputError(f"{model.path} says the whole plan; leave out: {', '.join(others)}")
+        said_by_file(str(model.path), {**words, "model": None, "config": config, "scale": scale})
         found = compare_run(model.path)
         return Subject(estimate=found.estimate, run=found)
     file = model.path if isinstance(model, Saved) else None
@@ -114,4 +113,5 @@ def rehearsal_of(found: Subject) -> Timeline:
     if why := unrehearsed(plan):
         raise InputError(f"--rehearse: this plan cannot be rehearsed, because {why}; leave it out")
     click.echo("memcalc: rehearses two steps of the fullest rank", err=True)
-    return rehearse(plan).timeline
+    with waiting("still rehearses"):
+        return rehearse(plan).timeline

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -37,10 +37,11 @@ _NAMED = 4
 _STATES = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
 
 
-def summary(found: Estimate, format: str, *, whole: bool = False) -> str:
+def summary(found: Estimate, format: str, *, whole: bool = False, unsaid: Sequence[str] = ()) -> str:
     """The whole estimate as a table, Markdown or CSV (the last in plain bytes and without the remarks).
 
-    Below it stands what could make it wrong; what else it takes for granted is only counted unless ``whole``.
+    Below it stands what was ``unsaid`` and what could make it wrong; what else it takes for granted is only counted unless
+    ``whole``.
     """
     rows = list(_rows(found))
     if format == "csv":
@@ -54,7 +55,7 @@ def summary(found: Estimate, format: str, *, whole: bool = False) -> str:
     mark = "- " if format == "markdown" else "  "
     verdict = printable(_verdict(found))
     remarks = [mark + (verdict if format == "markdown" else coloured(verdict, found.verdict))]
-    lines = [*_cards(found), *found.doubts, *(found.taken if whole else _folded(found))]
+    lines = [*_cards(found), *unsaid, *found.doubts, *(found.taken if whole else _folded(found))]
     remarks += [mark + printable(line) for line in lines]
     return "\n".join([_title(found, format), "", table, "", *remarks])
 

@@ -39,7 +39,7 @@ def reads_tokens(model: Model, plan: Plan, *, limited: bool = True) -> None:
     most = model.context - model.position_offset
     if limited and plan.tokens > most:
         raise PlanError(
-            f"{plan.tokens} tokens are more than the {most} positions of {model.name}; for a model with more of them: "
+            f"{plan.tokens} tokens are more than the {most} positions of model {model.name!r}; for one with more of them: "
             f"--context {plan.tokens + model.position_offset}"
         )
 

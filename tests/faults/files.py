@@ -85,4 +85,28 @@ FAULTS = [
         right="bool(decay) != plan.update.l2:",
         wrong="bool(decay) and plan.update.l2:",
     ),
+    Fault(
+        name="LoRA whose dtype nobody says is kept like the weights",
+        file="adapters.py",
+        right='if kind == "lora" and engine == "torch" else "weights"',
+        wrong='if kind == "lora" and engine == "megatron" else "weights"',
+    ),
+    Fault(
+        name="what a search would take otherwise is not said",
+        file="open_choices.py",
+        right="    if plan.precision == usual:\n",
+        wrong="    if plan.precision:\n",
+    ),
+    Fault(
+        name="a narrow terminal loses the accumulation",
+        file="cli/plans_table.py",
+        right='times = [f" x {c.plan.accumulation}" * (c.plan.accumulation > 1) for c in plans]',
+        wrong='times = ["" for c in plans]',
+    ),
+    Fault(
+        name="bytes that a rehearsal lacks pass for other names",
+        file="cli/rehearse.py",
+        right="if abs(ours - theirs) > ALIKE * theirs or",
+        wrong="if ours < theirs or",
+    ),
 ]

@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.measurement import Measurement
 from memcalc.models import MODELS, Model
 from memcalc.plan import Plan
-from memcalc.run_folder import newest_checkpoint
 from tests.trainers.chaos import WHO, Kill
 from tests.trainers.launched import anything_left, ended, memcalc, ranks_of
 

@@ -95,6 +95,21 @@ def test_one_failing_rank_says_why(tmp_path: Path) -> None:
     assert not (tmp_path / "weights").exists()
 
 
+def test_too_little_data_for_the_ranks(tmp_path: Path) -> None:
+    """launch finds it before it starts any; torchrun by hand does not."""
+    (tmp_path / "text.txt").write_text("a" * 200)
+    done = finish(plan(ranks=2, strategy="ddp"), tmp_path, "--data", str(tmp_path / "text.txt"))
+    assert done.returncode != 0
+    assert (
+        f"error: {tmp_path}/text.txt gives 5 samples to train on; one step needs 8 (micro batch 4 x accumulation 1 x "
+        "ranks 2): more data, fewer ranks or a smaller batch would do"
+    ) in done.stderr.splitlines()
+    assert "Traceback" not in "".join(
+        line for line in done.stderr.splitlines() if "torch" not in line and "error:" in line
+    )
+    assert sorted(path.name for path in (tmp_path / "errors").iterdir()) == ["rank-0.json", "rank-1.json"]
+
+
 def test_ranks_must_be_those_of_the_plan() -> None:
     said = "the plan is for 2 ranks, but 1 were started"
     with join(Rank(rank=0, local=0, world=1), "cpu", 0) as process, pytest.raises(InputError, match=f"^{said}$"):
