@@ -129,20 +129,6 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     assert (code, out) == (0, f"nothing to do and nothing changed: {at}\n")
 
 
-def test_bad_data_is_one_line(tmp_path: Path) -> None:
-    plan, run = tmp_path / "plan.json", tmp_path / "run"
-    PLAN.save(plan)
-    (tmp_path / "short.txt").write_text("too short")
-    code, _, err = ended(memcalc("launch", plan, "--data", tmp_path / "short.txt", "--steps", 2, "--out", run))
-    assert code == 1
-    assert len(err.splitlines()) == 1
-    assert sorted(path.name for path in (run / "errors").iterdir()) == ["rank-0.json", "rank-1.json"]
-    (tmp_path / "long.txt").write_text("0123456789abcdef" * 500)
-    again, _, said = ended(memcalc("launch", plan, "--data", tmp_path / "long.txt", "--steps", 2, "--out", run))
-    assert again == 0, said  # no step was made, so the folder is free
-    assert "short.txt has 9 tokens; at least 129 are needed" in err
-
-
 def test_a_rank_that_is_killed_stops_the_job(tmp_path: Path, running: Running) -> None:
     process, run = running("--checkpoint-every", 3), tmp_path / "run"
     wait_for_checkpoint(process, run)
