@@ -4,7 +4,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
-STEPS ?= 40
+STEPS ?= 20
 
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed

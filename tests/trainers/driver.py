@@ -18,14 +18,17 @@ from pathlib import Path
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from memcalc import data
 from memcalc.plan import Plan
 from memcalc.training import Training
+from tests.trainers.runs import EVALUATED
 from trainers.loop import train
 from trainers.process import Process, Rank, join
 
 
 def main(ranks: int, path: Path) -> None:
     """Run all jobs on so many ranks, which meet as those of torchrun do: at a store that none of them holds."""
+    data.EVALUATED = EVALUATED
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     mp.start_processes(rank, (ranks, store.port, path), nprocs=ranks, start_method="fork")
 

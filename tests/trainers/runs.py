@@ -19,6 +19,8 @@ T = TypeVar("T")
 ROOT = Path(__file__).parents[2]
 _SECONDS = float(os.environ.get("RUN_SECONDS", "400"))
 """How long all jobs of one start may take; more on a machine that others use as well."""
+EVALUATED = 16
+"""Samples at most that runs in tests evaluate in the end: as many as ``memcalc.data`` says would take longer than all steps."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"]
 
 
