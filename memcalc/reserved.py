@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 _INPUTS, _OPTIMIZER = CATEGORIES.index("inputs"), CATEGORIES.index("optimizer")
-_STEP = MOMENTS.index("step")
+_START, _STEP = MOMENTS.index("start"), MOMENTS.index("step")
 
 # Reserved over allocated in published runs: up to 1.17 on one GPU (logs of KellerJordan/modded-nanogpt), up to 1.36
 # under FSDP, whose streams have pools of their own (pytorch/torchtitan pull request 165; 1.35 in meta-llama/
@@ -170,6 +170,11 @@ def _parts(timeline: Timeline, lazy: bool) -> tuple[list[Event], list[Event], li
     # A batch is freed, too; what a real run holds beside it is not.
     inputs = [i for i, kind in enumerate(category) if kind == _INPUTS and counts[events[i][0]] > 1][:2]
     start = inputs[-1] + 1 if inputs else 0
+    # A rehearsal tells of what was left in the order in which it was made: gradients after their batch.
+    while inputs and start < len(events) and category[start] != _INPUTS and events[start][1] > 0:
+        if timeline.moment[start] != _START:
+            break
+        start += 1
     body = events[start:]
     before = list(zip(events[:start], category, strict=False))
     if not lazy:

@@ -32,16 +32,8 @@ _CATALOGS: dict[str, Catalog[Any]] = {
     "strategy": STRATEGIES, "precision": PRECISIONS, "optimizer": OPTIMIZERS, "gpu": GPUS,
 }  # fmt: skip
 
-# By field of a model: the families that read it. Any other would be told something that nobody hears.
-_READ_BY = {
-    "head": ("bert", "vit", "clip"),
-    "vision": ("llava",),
-    "vision_layers": ("llava",),
-    "class_place": ("llava",),
-    "module": ("module", "token-module"),
-    "parameters": ("size",),
-    "layer_bytes": ("size",),
-}
+_OF_ALL = ("name", "family", "dropout", "notes", "uncounted")
+"""Fields of a model that say something of any family."""
 # trainers/models/module.py, loss_kind, and what a module returns itself.
 _LOSSES_OF_MODULES = ("", "own", "cross-entropy", "mean-square", "mean-square of the output")
 
@@ -69,12 +61,22 @@ def _defaults() -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(Model)}
 
 
+@cache
+def _unread(family: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of a model that a family does not read, and what they are where nothing is said."""
+    read = {*_OF_ALL, *FAMILIES[family].fields}
+    return tuple((field, default) for field, default in _defaults().items() if field not in read)
+
+
 def check_effects(plan: Plan) -> None:
-    """No field of the model says something that its family does not read."""
-    model, defaults = plan.model, _defaults()
-    for field, families in _READ_BY.items():
-        if model.family not in families and getattr(model, field) != defaults[field]:
-            raise PlanError(f"model {model.name}: {field} says nothing of the family {model.family}; leave it out")
+    """No field of the model, nor of its vision tower, says something that its family does not read."""
+    model = plan.model
+    for part in (model, model.vision) if model.vision is not None else (model,):
+        for field, default in _unread(part.family):
+            if (value := getattr(part, field)) != default:
+                raise PlanError(
+                    f"model {part.name}: {field} {shorten(value)} says nothing of the family {part.family}; leave it out"
+                )
     module = model.module
     if module.loss not in _LOSSES_OF_MODULES:
         raise UnknownNameError(f"model {model.name}: loss", module.loss, [name for name in _LOSSES_OF_MODULES if name])

@@ -78,6 +78,23 @@ def test_odd_data_is_refused_before_a_rank_starts(plan: Path, dry: tuple[str, ..
     assert sorted(here.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    ("option", "most"),
+    [
+        ("--steps", "1,000,000,000"), ("--seed", "2,147,483,647"), ("--eval-every", "1,000,000,000"),
+        ("--checkpoint-every", "1,000,000,000"), ("--measure-steps", "1,000,000,000"), ("--max-restarts", "1,000"),
+        ("--keep-checkpoints", "1,000,000,000"), ("--nodes", "1,000,000,000,000"),
+    ],
+)  # fmt: skip
+def test_a_number_too_large_is_one_line(plan: Path, option: str, most: str) -> None:
+    launch = ("launch", plan, "--dry-run", "--out", plan.parent / "run", option)
+    above = str(int(most.replace(",", "")) + 1)
+    assert refused(*launch, above) == f"memcalc: {option} {above} must be at most {most}\n"
+    assert refused(*launch, "9" * 5000) == f"memcalc: {option} '{'9' * 56}... must be at most {most}\n"
+    assert refused(*launch, "1e18") == f"memcalc: {option} '1e18' is not a whole number\n"
+    assert refused(*launch, "-1").startswith(f"memcalc: {option} -1 must be at least ")
+
+
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_a_dry_run_refuses_the_folders_that_a_run_refuses(plan: Path, dry: tuple[str, ...]) -> None:
     circle, used = plan.parent / "circle", plan.parent / "used"

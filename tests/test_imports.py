@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors", "units", "files", "records", "extensions", "collector"],
     ["catalog", "palette", "plain_pickle", "rates", "hyperparameters", "snapshot_fields"],
+    ["coefficient_table"],
     ["coefficients"],
     ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
@@ -97,7 +98,9 @@ LAYERS = [
         "compare",
         "supervise",
         "training",
+        "foreign",
         "run_folder",
+        "runnable",
         "failure",
         "launch",
         "module",
@@ -211,7 +214,7 @@ sys.meta_path.insert(0, Blocked())
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BLOCKED + code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["estimate", "gpt2", "--micro-batch", "1"]], ids=" ".join)

@@ -152,4 +152,6 @@ def _cause(error: BaseException) -> str:
         error
     ):  # its zip writer keeps the cause to itself
         return "a file was cut off while it was written, as on a full disk"
+    if isinstance(error, EOFError):
+        return "one of its files ends too early"
     return shorten(str(error).strip().split("\n")[0], 150) if str(error).strip() else type(error).__name__

@@ -109,4 +109,22 @@ FAULTS = [
         right="if abs(ours - theirs) > ALIKE * theirs or",
         wrong="if ours < theirs or",
     ),
+    Fault(
+        name="a model's field that its family does not read is taken",
+        file="sound.py",
+        right="            if (value := getattr(part, field)) != default:",
+        wrong="            if (value := getattr(part, field)) is None:",
+    ),
+    Fault(
+        name="data is found odd by the ranks alone",
+        file="launch.py",
+        right="    data.check(plan, training.data, training.tokenizer)\n",
+        wrong="",
+    ),
+    Fault(
+        name="a damaged picture is found by the ranks alone",
+        file="images.py",
+        right="_read(path).shape if size <= looked_at else _shape(path)",
+        wrong="_shape(path)",
+    ),
 ]

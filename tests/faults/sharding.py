@@ -237,7 +237,7 @@ FAULTS = [
     ),
     Fault(
         name="DeepSpeed lays weights out by their units",
-        file="parallel/zero.py",
+        file="parallel/replicated.py",
         right="    return sorted(weights, key=lambda weight: place.get(weight.name, len(place)))",
         wrong="    return [weight for weight in weights if weight.name in place]",
     ),

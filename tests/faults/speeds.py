@@ -82,8 +82,8 @@ FAULTS = [
     Fault(
         name="coefficients are fitted on both halves of the sources",
         file="calibrate/published.py",
-        right="row.half != half or ",
-        wrong="",
+        right="for row in rows if row.half == half)",
+        wrong="for row in rows)",
     ),
     Fault(
         name="what was measured on this machine is used for every other",

@@ -17,7 +17,7 @@ import pytest
 from memcalc.errors import InputError
 from memcalc.plan import Plan
 from memcalc.training import Training
-from tests.trainers.runs import TORCHRUN, environment, plan, rare
+from tests.trainers.runs import SECONDS, TORCHRUN, environment, plan, rare
 from trainers.loop import train
 from trainers.process import Rank, join
 
@@ -39,7 +39,7 @@ def command(made: Plan, out: Path, *options: str) -> list[str]:
 
 def finish(made: Plan, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(made, out, *options), env=environment(), capture_output=True, text=True, timeout=180, check=False
+        command(made, out, *options), env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
     )
 
 
@@ -69,7 +69,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(
     shutil.rmtree(out / "weights")
     done = subprocess.run(
         command(made, out, *words, "--steps", "6", "--resume"), env=environment(), preexec_fn=limit_files,
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode != 0
     path = out / "checkpoints" / "step-6"

@@ -20,6 +20,7 @@ from tests.trainers.matrix import (
     GPT2,
     HOST,
     LLAMA,
+    MLP,
     OLD,
     STEPS,
     STOP,
@@ -53,6 +54,7 @@ TWO: dict[str, Fields] = {
     "tensor": {"model": LLAMA, "layout": Layout(tensor=2)},
     "sequence": {"model": LLAMA, "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
     "1f1b": PIPED,
+    "1f1b-mlp": PIPED | {"model": MLP},
     "gpipe-tied": {"model": TIED, "accumulation": 4, "layout": Layout(pipeline=2, schedule="gpipe")},
     "interleaved": {"accumulation": 4, "layout": Layout(pipeline=2, schedule="interleaved", chunks=2)},
 } | rare(
@@ -60,6 +62,17 @@ TWO: dict[str, Fields] = {
         "fsdp-1-grad-op": {"strategy": "fsdp-shard-grad-op", "fsdp": OLD, "accumulation": 2},
         "fsdp-1-flat": {"strategy": "fsdp-full-shard", "fsdp": Fsdp(version="1", original_parameters=False)},
         "1f1b-checkpoint": PIPED | {"checkpoint_every": 1},
+        "gpipe-mlp": {
+            "model": MLP,
+            "accumulation": 8,
+            "layout": Layout(pipeline=2, schedule="gpipe"),
+            "checkpoint_every": 2,
+        },
+        "interleaved-mlp": {
+            "model": MLP,
+            "accumulation": 4,
+            "layout": Layout(pipeline=2, schedule="interleaved", chunks=2),
+        },
         "gpipe-many": {"accumulation": 8, "layout": Layout(pipeline=2, schedule="gpipe")},
     }
 )
@@ -81,6 +94,8 @@ FOUR: dict[str, Fields] = {
         "hybrid-grad-op": {"strategy": "fsdp-hybrid-shard-grad-op", "fsdp": Fsdp(replicas=2), "accumulation": 2},
         "fsdp-tensor": {"model": LLAMA, "strategy": "fsdp-full-shard", "layout": Layout(tensor=2), "accumulation": 2},
         "pipeline-ddp": PIPED | {"strategy": "ddp"},
+        "pipeline-mlp-fsdp": PIPED | {"model": MLP, "strategy": "fsdp-full-shard"},
+        "pipeline-mlp-of-4": {"model": MLP, "accumulation": 4, "layout": Layout(pipeline=4)},
         "pipeline-of-4": {"accumulation": 8, "layout": Layout(pipeline=4)},
         "interleaved-ddp": {
             "strategy": "ddp", "accumulation": 4, "layout": Layout(pipeline=2, schedule="interleaved", chunks=2),
@@ -99,7 +114,7 @@ EIGHT: dict[str, Fields] = rare(
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Measurement]:
-    return references([GPT2, LLAMA, TIED])
+    return references([GPT2, LLAMA, TIED, MLP])
 
 
 @pytest.fixture(scope="module")
