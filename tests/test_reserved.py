@@ -90,7 +90,7 @@ def test_shards_are_cast_all_at_once() -> None:
     """_fsdp_collectives.py, _get_param_all_gather_inputs: one flat tensor of each unit, as large as its gather over the ranks."""
     plan = NAMED["fsdp"]
     timeline = ledger(plan)
-    sizes = {name: 0 for name in timeline.names}
+    sizes = dict.fromkeys(timeline.names, 0)
     for ident, delta in zip(timeline.ident.tolist(), timeline.delta.tolist(), strict=True):
         sizes[timeline.names[ident]] = max(sizes[timeline.names[ident]], delta)
     gathers = {name: size for name, size in sizes.items() if name.endswith(" gather")}
