@@ -25,11 +25,20 @@ from memcalc.collector import uncollected
 from memcalc.cross_entropy import loss_of
 from memcalc.graph import Tensor
 from memcalc.models import Block
-from memcalc.parallel import EMBEDDINGS, Replicated, Zero3, build_whole, flattened, make, resume, shard_units
+from memcalc.parallel import (
+    EMBEDDINGS,
+    Replicated,
+    Zero3,
+    build_whole,
+    flattened,
+    make,
+    resume,
+    shard_units,
+)
 from memcalc.pipeline import Flight, Links, whole_batch
 from memcalc.plan import Plan
 from memcalc.recorder import granularity
-from memcalc.schedules import MIDDLE, passes, played
+from memcalc.schedules import MIDDLE, passes, played, spared
 from memcalc.sharding import rows_per_rank
 from memcalc.spec import HEAD, Weight
 from memcalc.stages import Stage, Stretch, stage_weights, telling
@@ -39,7 +48,7 @@ from memcalc.tensor_parallel import local
 from memcalc.timeline import Skeleton, Timeline
 from memcalc.vocab_parallel import gather_logits
 
-__all__ = ["fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
+__all__ = ["Step", "fullest", "ledger", "peaks", "play", "skeleton", "skeletons"]
 
 # SoftmaxBackward0 and LogSoftmaxBackward0 of torch/include/torch/csrc/autograd/generated/Functions.h, read in the wheels
 # of 1.10.2, where they hold self_ and result_, and of 1.11.0, where they hold result_ (pytorch pull request 65242).
@@ -84,9 +93,9 @@ def peaks(plan: Plan, micro_batches: list[int]) -> list[int]:
 def play(plan: Plan, stage: Stage) -> Skeleton:
     """One step of one stage, recorded."""
     with uncollected():
-        step = _Step(plan, stage)
+        step = Step(plan, stage)
         if isinstance(step.hooks, Zero3):  # the first step records the order in which modules run
-            rehearsal = _Step(replace(plan, accumulation=1), stage)
+            rehearsal = Step(replace(plan, accumulation=1), stage)
             rehearsal.run()
             assert isinstance(rehearsal.hooks, Zero3)
             step.hooks.modules.follow(rehearsal.hooks.modules.seen)
@@ -94,7 +103,7 @@ def play(plan: Plan, stage: Stage) -> Skeleton:
         return step.tape.skeleton(granularity(plan.device))
 
 
-class _Step:
+class Step:
     """One step of one stage in the making: the tape, the strategy's hooks and the model."""
 
     def __init__(self, plan: Plan, stage: Stage) -> None:
@@ -152,7 +161,13 @@ class _Step:
         return x.shape, x.dtype
 
     def run(self) -> None:
-        tape, plan, stage, layout = self.tape, self.plan, self.stage, self.plan.layout
+        self.begin()
+        self.passes()
+        self.end()
+
+    def begin(self) -> None:
+        """What is there before the first forward pass."""
+        tape, plan = self.tape, self.plan
         build_whole(tape, plan, self.hooks)
         self.hooks.states()
         self.standing = plan.family.standing(tape, self.local)
@@ -162,9 +177,15 @@ class _Step:
         if whole_batch(plan):
             tape.moment = "start"
             self.batch = self.make_batch()
-        where = (layout.schedule, stage.index, stage.of)
+
+    def passes(self, few: bool = False) -> None:
+        """All forward and backward passes; with ``few`` one that waits in a pipeline may stand for others like it."""
+        tape, plan, stage, layout = self.tape, self.plan, self.stage, self.plan.layout
+        many = few and not self.links.remembers
+        less = spared(layout.schedule, stage.index, stage.of, plan.accumulation, layout.chunks) if many else 0
+        where = (layout.schedule, stage.index + less, stage.of)
         eager = plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch
-        rounds = played(*where, plan.accumulation, layout.chunks, remembers=self.links.remembers)
+        rounds = played(*where, plan.accumulation - less, layout.chunks, remembers=self.links.remembers)
         flights: dict[tuple[int, int], Flight] = {}
         for forward, micro_batch, chunk in passes(*where, rounds, layout.chunks):
             self.hooks.sync = micro_batch == rounds - 1 or eager
@@ -176,10 +197,15 @@ class _Step:
             many = rounds < plan.accumulation and layout.schedule == "gpipe" and micro_batch == MIDDLE
             if many and (forward or self.links.holds_gradients):
                 tape.repeat(since, plan.accumulation - rounds + 1)
+            if less and forward and micro_batch == MIDDLE:
+                tape.repeat(since, less + 1)
         self.hooks.finish()
         self.links.close()
-        tape.moment = "step"
-        if plan.update.clip:
+
+    def end(self) -> None:
+        """The update."""
+        self.tape.moment = "step"
+        if self.plan.update.clip:
             self.hooks.clip()
         self.hooks.step()
         self.hooks.zero_grad()

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from memcalc.errors import InputError, PlanError
-from memcalc.fitting import exactly_needed, needed_bytes, peak_of, state_bound
+from memcalc.fitting import exactly_needed, needed_bytes, state_bound
 from memcalc.hardware import NODE_GPUS
+from memcalc.peaks import peak_of
 from memcalc.plan import Plan
 
 __all__ = ["QUANTITIES", "Quantity", "Solution", "solve"]

@@ -66,7 +66,10 @@ def build_model(words: Words) -> Model:
 
 def _own(words: dict[str, Any]) -> Model:
     """The module that was named, built and counted in a process of its own."""
-    from memcalc.module import TIMEOUT_SECONDS, describe  # starts processes, which nothing else here needs
+    from memcalc.module import (  # starts processes, which nothing else here needs
+        TIMEOUT_SECONDS,
+        describe,
+    )
 
     if others := [name for name in ("model", "parameters") if name in words]:
         raise InputError(
@@ -92,7 +95,10 @@ def _read(name: str | Path | HfModel, words: Mapping[str, Any]) -> Model:
         return MODELS[name]
     if not isinstance(name, Path):  # a config.json that was read before
         return name.model
-    from memcalc.hf.reading import UnknownModelType, read_model  # a named model needs no rows
+    from memcalc.hf.reading import (  # a named model needs no rows
+        UnknownModelType,
+        read_model,
+    )
 
     try:
         return read_model(name)
