@@ -84,34 +84,37 @@ class Fullest(NamedTuple):
 class Outline:
     """A step of one stage, in which a stretch of events that repeats itself stands once."""
 
-    before: Events
-    """All until the first forward pass."""
     passes: tuple[Events, ...]
     """Forward and backward, cut where stretches come in."""
     more: tuple[Events, ...] = ()
     """The stretches, one between each two of these parts."""
-    after: Events
-    """The update."""
     copies: int = 0
     """How often each stretch comes."""
+    before: Events | None = None
+    """All until the first forward pass."""
+    after: Events | None = None
+    """The update."""
 
     @classmethod
     def whole(cls, bones: Skeleton) -> Outline:
         """Of a step in which nothing is left out."""
-        nothing = Events.of(bones, slice(0, 0))
-        return cls(before=nothing, passes=(Events.of(bones, slice(None)),), after=nothing)
+        return cls(passes=(Events.of(bones, slice(None)),))
 
     def peak(self, micro_batch: int) -> int:
         """Peak bytes. Raises PlanError past 4 EiB."""
+        return self.rise(micro_batch)[0]
+
+    def rise(self, micro_batch: int) -> tuple[int, int]:
+        """``(the most, what is left at the end)`` in bytes. Raises PlanError past 4 EiB."""
         self._check(micro_batch)
-        best = level = 0
+        most = level = 0
         for events, times in self._order():
             live = np.cumsum(events.deltas(micro_batch))
             if len(live):
                 total = int(live[-1])
-                best = max(best, level + int(live.max()) + max(0, (times - 1) * total))
+                most = max(most, level + int(live.max()) + max(0, (times - 1) * total))
                 level += times * total
-        return best
+        return most, level
 
     def fullest(self, micro_batch: int) -> Fullest:
         """The peak with what it is made of. Raises PlanError past 4 EiB."""
@@ -134,12 +137,14 @@ class Outline:
 
     def _order(self) -> Iterator[tuple[Events, int]]:
         """The parts of the step, and how often each comes in a row."""
-        yield self.before, 1
+        if self.before is not None:
+            yield self.before, 1
         for part, more in zip(self.passes, self.more, strict=False):
             yield part, 1
             yield more, self.copies
         yield self.passes[-1], 1
-        yield self.after, 1
+        if self.after is not None:
+            yield self.after, 1
 
     def _check(self, micro_batch: int) -> None:
         if sum(times * events.allocated(micro_batch) for events, times in self._order()) > LARGEST:

@@ -64,6 +64,8 @@ class Looked:
     structures: int
     by_states: int
     """Structures whose states alone are too much."""
+    by_forward: int
+    """Structures that fall by what their first forward passes leave."""
     ledgers: int
     """Structures whose ledger was looked at."""
     refuted: int
@@ -72,7 +74,7 @@ class Looked:
     @property
     def slower(self) -> int:
         """Structures that were left alone because something that fits is faster."""
-        return self.structures - self.by_states - self.ledgers
+        return self.structures - self.by_states - self.by_forward - self.ledgers
 
 
 class Field:
@@ -159,7 +161,7 @@ class Field:
         return self.place <= self.fitting[self.group]
 
     def look(self, group: int) -> None:
-        """Find out which micro batches of a group do not fit, on a stage more."""
+        """Find out a step further which micro batches of a group do not fit."""
         self.fitting[group] = self.groups[group].look(int(self.fitting[group]))
 
     def largest(self, group: int) -> int:
@@ -237,6 +239,7 @@ class Field:
             plans=len(self.seconds),
             structures=len(self.structures),
             by_states=len(self.by_states),
+            by_forward=sum(all(each.largest == -1 and not each.looked for each in groups) for groups in found.values()),
             ledgers=len(played),
             refuted=sum(all(each.largest == -1 for each in groups) for groups in played),
         )

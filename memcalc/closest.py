@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 
+from memcalc.climb import climb
 from memcalc.errors import PlanError
 from memcalc.fitting import needed_bytes, state_bound
 from memcalc.peaks import outline, stages_of
@@ -29,12 +30,20 @@ def closest(plans: Iterable[tuple[Hashable, Plan, int, bool]]) -> Iterator[tuple
         key, plan, limit, _ = asked[place]
         if key in told:
             continue
-        if looked == len(stages[place]):
+        if looked == len(stages[place]) + bool(stages[place]):
             told.add(key)
             yield missing, place
             continue
         try:
-            needed = needed_bytes(plan, outline(plan, stages[place][looked]).peak(plan.micro_batch))
+            needed = needed_bytes(plan, _least(plan, stages[place], looked))
         except PlanError:  # past 4 EiB
             continue
         heappush(heap, (max(missing, needed - limit), place, looked + 1))
+
+
+def _least(plan: Plan, stages: list[int], looked: int) -> int:
+    """Bytes that the peak is at the least: at first by forward passes alone, then by one stage after the other."""
+    if looked:
+        return outline(plan, stages[looked - 1]).peak(plan.micro_batch)
+    bound = climb(plan)
+    return 0 if bound is None else bound.least(plan.micro_batch)

@@ -3,11 +3,12 @@ batch that fits."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from memcalc.adapters import Adapter
-from memcalc.alike import Outline
+from memcalc.climb import climb
 from memcalc.errors import PlanError
 from memcalc.estimate import estimate, host_bytes
 from memcalc.frozen import Frozen
@@ -27,6 +28,7 @@ imported (measured, CPU wheel of torch 2.13 on Linux); gloo's buffers and the ba
 
 REPLAYED = 256
 """Replays kept for another look."""
+
 
 def needed_bytes(plan: Plan, peak: int) -> int:
     """The high end of what one rank takes by an allocated peak: of its GPU, or on a CPU of the machine's RAM."""
@@ -85,28 +87,40 @@ class Group:
     limit: int
     largest: int | None = None
     """Index of the largest micro batch that fits; -1 when none does, None while that is not known."""
+    climbed: bool = False
+    """Its first forward passes were looked at."""
     looked: int = 0
     """Stages of its pipeline that were looked at, of those that may be the fullest."""
 
     def look(self, at_most: int) -> int:
-        """Look at a stage more: no micro batch beyond this index fits, as far as is known, where none beyond ``at_most`` does.
+        """Look a step further: at what the first forward passes leave, then stage by stage.
 
-        A larger micro batch never needs less.
+        No micro batch beyond ``at_most`` fits; of what is returned that is known then. A larger one never needs less.
         """
         plan = replace(self.structure, micro_batch=self.micro_batches[0], accumulation=self.rounds)
-        stages = stages_of(plan)
-        step = outline(plan, stages[self.looked])
-        self.looked += 1
+        if not self.climbed:
+            self.climbed = True
+            bound = climb(plan)
+            found = at_most if bound is None else self._bisect(bound.least, at_most)
+        else:
+            stages = stages_of(plan)
+            found = self._bisect(outline(plan, stages[self.looked]).peak, at_most)
+            self.looked += 1
+            if self.looked == len(stages):
+                self.largest = found
+        if found < 0:
+            self.largest = found
+        return found
+
+    def _bisect(self, peak: Callable[[int], int], at_most: int) -> int:
         low, high = -1, at_most + 1
         while high - low > 1:
             middle = at_most if high > at_most else (low + high) // 2
-            low, high = (middle, high) if self._fits(step, self.micro_batches[middle]) else (low, middle)
-        if low < 0 or self.looked == len(stages):
-            self.largest = low
+            low, high = (middle, high) if self._fits(peak, self.micro_batches[middle]) else (low, middle)
         return low
 
-    def _fits(self, step: Outline, micro_batch: int) -> bool:
+    def _fits(self, peak: Callable[[int], int], micro_batch: int) -> bool:
         try:
-            return needed_bytes(self.structure, step.peak(micro_batch)) <= self.limit
+            return needed_bytes(self.structure, peak(micro_batch)) <= self.limit
         except PlanError:  # past 4 EiB
             return False

@@ -13,7 +13,7 @@ The step is the trainers' own (``trainers/loop.py``), played on the tape:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -100,7 +100,7 @@ def play(plan: Plan, stage: Stage) -> Skeleton:
             assert isinstance(rehearsal.hooks, Zero3)
             step.hooks.modules.follow(rehearsal.hooks.modules.seen)
         step.run()
-        return step.tape.skeleton(granularity(plan.device))
+        return step.skeleton()
 
 
 class Step:
@@ -202,6 +202,14 @@ class Step:
         self.hooks.finish()
         self.links.close()
 
+    def climb(self) -> Iterator[None]:
+        """Forward passes through the first layers of a stage, one after the other, all of which wait for their backward."""
+        waiting: list[Flight] = []
+        while True:
+            self.hooks.sync = False
+            waiting.append(self.forward_pass(self.stage.chunks[0]))
+            yield
+
     def end(self) -> None:
         """The update."""
         self.tape.moment = "step"
@@ -209,6 +217,11 @@ class Step:
             self.hooks.clip()
         self.hooks.step()
         self.hooks.zero_grad()
+
+    def skeleton(self) -> Skeleton:
+        """What was recorded; nothing more can be, so that all of it goes with the step, without the collector of cycles."""
+        self.tape.gradient = lambda weight, storage: None
+        return self.tape.skeleton(granularity(self.plan.device))
 
     def make_batch(self) -> Batch:
         """Inputs and targets of one micro batch."""

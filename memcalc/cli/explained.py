@@ -36,8 +36,8 @@ def explained(found: Recommendation) -> Iterator[str]:
     looked = found.looked
     yield (
         f"of {format_count(looked.plans)} plans in {format_count(looked.structures)} structures: "
-        f"{format_count(looked.by_states)} fell by an equal share of their states alone, {format_count(looked.refuted)} by their "
-        f"ledger; the ledgers of {format_count(looked.ledgers)} were looked at; {format_count(looked.slower)} were left alone, for even at the largest "
+        f"{format_count(looked.by_states)} fell by an equal share of their states alone, {format_count(looked.by_forward)} by "
+        f"what their first forward passes leave, {format_count(looked.refuted)} by their ledger; the ledgers of {format_count(looked.ledgers)} were looked at; {format_count(looked.slower)} were left alone, for even at the largest "
         "micro batch left to them they are slower than what fits"
     )
     yield (
