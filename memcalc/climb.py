@@ -79,9 +79,8 @@ def _held(plan: Plan) -> int:
         return 0
     row, dtype = plan.strategy_row, plan.precision_row.weights
     weights, states = _stage_sizes(plan.model, plan.frozen, plan.optimizer, dtype, plan.layout)
-    return (
-        DTYPE_BYTES[dtype] * weights // (plan.shards if row.shards_parameters else 1)
-        + states // (plan.shards if row.shards_optimizer else 1)
+    return DTYPE_BYTES[dtype] * weights // (plan.shards if row.shards_parameters else 1) + states // (
+        plan.shards if row.shards_optimizer else 1
     )
 
 
@@ -91,4 +90,6 @@ def _stage_sizes(model: Model, frozen: Frozen, optimizer: str, dtype: str, layou
     weights = frozen.weights(FAMILIES[model.family].weights(split_model(model, layout)))
     weights = stage_weights(weights, placed(model.blocks, layout, 0), model.tied)
     trained = [each for each in weights if each.trainable]
-    return sum(each.numel for each in weights), sum(sum(OPTIMIZERS[optimizer].state_bytes(each, dtype)) for each in trained)
+    return sum(each.numel for each in weights), sum(
+        sum(OPTIMIZERS[optimizer].state_bytes(each, dtype)) for each in trained
+    )

@@ -22,7 +22,9 @@ def closest(plans: Iterable[tuple[Hashable, Plan, int, bool]]) -> Iterator[tuple
     """
     asked = list(plans)
     stages = [[] if by_states else stages_of(plan) for _, plan, _, by_states in asked]
-    heap = [(needed_bytes(plan, state_bound(plan)) - limit, place, 0) for place, (_, plan, limit, _) in enumerate(asked)]
+    heap = [
+        (needed_bytes(plan, state_bound(plan)) - limit, place, 0) for place, (_, plan, limit, _) in enumerate(asked)
+    ]
     heapify(heap)
     told: set[Hashable] = set()
     while heap:

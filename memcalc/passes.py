@@ -8,20 +8,21 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice, pairwise
+from typing import Any
 
 from memcalc.adapters import Adapter
 from memcalc.alike import Events, Outline, stretches
 from memcalc.collector import uncollected
 from memcalc.errors import InputError
 from memcalc.frozen import Frozen
-from memcalc.ledger import Step
 from memcalc.models import FAMILIES, Model
 from memcalc.plan import Plan
 from memcalc.spec import HEAD, ROOT
 from memcalc.stages import stage
+from memcalc.step import Step
 from memcalc.timeline import Skeleton
 
-__all__ = ["DEEP", "SHALLOW", "all_passes", "first_passes", "in_parts"]
+__all__ = ["DEEP", "SHALLOW", "all_passes", "first_passes", "in_parts", "stand_in"]
 
 SHALLOW = 3
 """Layers of a stage, counted in those that one checkpoint spans, that are played beside one more: FSDP fetches the next one
@@ -32,6 +33,20 @@ DEEP = 2 * SHALLOW + 2
 
 KEPT = 256
 """Outlines that are kept for another look."""
+
+
+def stand_in(plan: Plan, **changes: Any) -> Plan:
+    """The same with some fields changed and nothing checked: a plan that stands for all that share what is worked out of it.
+
+    >>> from memcalc.models import MODELS
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=8, micro_batch=2)
+    >>> stand_in(plan, micro_batch=1) == replace(plan, micro_batch=1)
+    True
+    """
+    made = object.__new__(Plan)
+    for name in Plan.__slots__:
+        object.__setattr__(made, name, changes[name] if name in changes else getattr(plan, name))
+    return made
 
 
 def in_parts(plan: Plan) -> bool:
@@ -54,8 +69,10 @@ def _alike(plan: Plan) -> Plan:
     layout = plan.layout
     # ZeroRedundancyOptimizer divides updates alone; all its gradients are DDP's.
     strategy = "ddp" if plan.strategy == "zero-1" else plan.strategy
-    many = layout.pipeline > 1 and layout.schedule == "1f1b"  # of which no more are played (memcalc/schedules.py, played)
-    return replace(
+    many = (
+        layout.pipeline > 1 and layout.schedule == "1f1b"
+    )  # of which no more are played (memcalc/schedules.py, played)
+    return stand_in(
         plan, strategy=strategy,
         optimizer_kind=plan.optimizer_kind if plan.update.in_backward else plan.optimizer_row.usual_kind(plan.device),
         accumulation=min(plan.accumulation, 2 * layout.pipeline + 2) if many else plan.accumulation,

@@ -11,11 +11,12 @@ from functools import lru_cache
 
 from memcalc.alike import Events, Fullest, Outline
 from memcalc.collector import uncollected
-from memcalc.ledger import Step, play
+from memcalc.ledger import play
 from memcalc.loss import Loss
-from memcalc.passes import all_passes, in_parts
+from memcalc.passes import all_passes, in_parts, stand_in
 from memcalc.plan import Plan
 from memcalc.stages import stage, telling
+from memcalc.step import Step
 
 __all__ = ["REPEATS", "fullest_of", "outline", "peak_of", "shared", "stages_of"]
 
@@ -42,7 +43,9 @@ def peak_of(plan: Plan) -> int:
 
 def fullest_of(plan: Plan) -> Fullest:
     """The fullest point of the fullest stage, the first of equals. Raises PlanError past 4 EiB."""
-    return max((outline(plan, index).fullest(plan.micro_batch) for index in stages_of(plan)), key=lambda each: each.bytes)
+    return max(
+        (outline(plan, index).fullest(plan.micro_batch) for index in stages_of(plan)), key=lambda each: each.bytes
+    )
 
 
 def stages_of(plan: Plan) -> list[int]:
@@ -54,7 +57,7 @@ def outline(plan: Plan, index: int) -> Outline:
     """A step of one stage, whatever the micro batch of the plan. Only the last stage of a pipeline takes the loss, so that the
     others share one for all its forms."""
     if plan.loss.chunk_head and index < plan.layout.pipeline - 1:
-        plan = replace(plan, loss=Loss(vocab_multiple=plan.loss.vocab_multiple))
+        plan = stand_in(plan, loss=Loss(vocab_multiple=plan.loss.vocab_multiple))
     return _outline(shared(plan), index)
 
 
@@ -64,7 +67,7 @@ def shared(plan: Plan) -> Plan:
     row = plan.strategy_row
     whole = not (row.shards_optimizer or row.shards_parameters or row.one_process or row.zero_stage is not None)
     ranks = 2 * plan.layout.model_parallel if whole and plan.data_parallel > 2 else plan.ranks
-    return replace(
+    return stand_in(
         plan, micro_batch=1 if plan.micro_batch else 0, ranks=ranks, nodes=plan.nodes if ranks == plan.ranks else 1,
         accumulation=plan.accumulation if plan.layout.pipeline > 1 else min(plan.accumulation, REPEATS),
     )  # fmt: skip
@@ -80,6 +83,6 @@ def _outline(plan: Plan, index: int) -> Outline:
         cut = step.tape.events
         step.end()
         bones = step.skeleton()
-    return replace(all_passes(plan, index), before=Events.of(bones, slice(0, cut)), after=Events.of(bones, slice(cut, None)))
-
-
+    return replace(
+        all_passes(plan, index), before=Events.of(bones, slice(0, cut)), after=Events.of(bones, slice(cut, None))
+    )

@@ -245,7 +245,9 @@ def _refusals(field: Field) -> Iterator[Refusal]:
         (field.structures[n].plan.strategy, field.structures[n].plan.ranks)
         for n in set(field.owner[field.possible()].tolist())
     }
-    found = [_refusal(field, number, others) for number in (asked[place] for _, place in islice(closest(refused()), SHOWN))]
+    found = [
+        _refusal(field, number, others) for number in (asked[place] for _, place in islice(closest(refused()), SHOWN))
+    ]
     return iter(sorted(found, key=lambda each: (each.needed, simplicity(each.plan))))
 
 
