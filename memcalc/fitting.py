@@ -10,15 +10,16 @@ from functools import lru_cache
 from memcalc.adapters import Adapter
 from memcalc.climb import climb
 from memcalc.errors import PlanError
-from memcalc.estimate import estimate, host_bytes
+from memcalc.estimate import host_bytes
 from memcalc.frozen import Frozen
+from memcalc.ledger import skeleton
 from memcalc.models import FAMILIES, Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.outside import outside
 from memcalc.peaks import outline, stages_of
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from memcalc.reserved import most_reserved
+from memcalc.reserved import most_reserved, replayed
 
 __all__ = ["PROCESS_BYTES", "Group", "exactly_needed", "needed_bytes", "state_bound"]
 
@@ -37,14 +38,20 @@ def needed_bytes(plan: Plan, peak: int) -> int:
     return most_reserved(plan, peak) + outside(plan, plan.gpu_row).high
 
 
-def exactly_needed(plan: Plan, peak: int) -> int:
-    """The same with the allocator replayed, which may need more than the published share that serves the search."""
-    return needed_bytes(plan, peak) if plan.device == "cpu" else _replayed(plan)
+def exactly_needed(plan: Plan, peak: int, limit: int | None = None) -> int:
+    """The same with the allocator replayed, which may need more than the published share that serves the search.
+
+    With a ``limit`` what is more than it may be more still: the replay ends there.
+    """
+    return needed_bytes(plan, peak) if plan.device == "cpu" else _replayed(plan, limit)
 
 
 @lru_cache(maxsize=REPLAYED)
-def _replayed(plan: Plan) -> int:
-    return estimate(plan).device.high
+def _replayed(plan: Plan, limit: int | None) -> int:
+    """The high end of ``estimate(plan).device``."""
+    timeline, rest = skeleton(plan).at(plan.micro_batch), outside(plan, plan.gpu_row)
+    found = replayed(plan, timeline, enough=None if limit is None else limit - rest.high)
+    return max(found.peak_reserved, most_reserved(plan, timeline.peak().bytes)) + rest.high
 
 
 @lru_cache(maxsize=16)

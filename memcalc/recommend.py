@@ -185,7 +185,7 @@ def _picks(field: Field, among: NDArray[np.bool_], top: int) -> Iterator[int]:
 
 def _surely_fits(field: Field, entry: int) -> bool:
     plan = field.plan(entry)
-    if plan.device == "cpu" or exactly_needed(plan, 0) <= field.job.limit(plan):
+    if plan.device == "cpu" or exactly_needed(plan, 0, field.job.limit(plan)) <= field.job.limit(plan):
         return True
     field.refuse(entry)
     return False
@@ -204,7 +204,7 @@ def _fewest(field: Field) -> int | None:
 def _choice(field: Field, entry: int, fastest: float, known: Known) -> Choice:
     plan = field.plan(entry)
     peak, time = peak_of(plan), step_time(plan)
-    needed = exactly_needed(plan, peak)
+    needed = exactly_needed(plan, peak, field.job.limit(plan))
     if plan.device == "cuda":  # at the high end of its memory it may be slowed by the allocator
         time = replace(time, high=time.high * crowded(needed / field.job.capacity))
     return Choice(

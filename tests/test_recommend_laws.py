@@ -116,18 +116,22 @@ def test_what_is_recommended_fits_and_nothing_that_fits_is_better(job: Search) -
         assert job.capacity < refusal.needed <= estimate(refusal.plan).device.high
 
 
+def fastest(job: Search) -> float:
+    """Seconds of a sample by the fastest plan; without end where none fits."""
+    with contextlib.suppress(PlanError):
+        return min((c.time.seconds_per_sample / c.speed for c in recommend(job, top=2).plans), default=math.inf)
+    return math.inf
+
+
 @given(small_jobs(), st.integers(0, 2**30))
 @settings(max_examples=10, deadline=None)
-def test_with_more_memory_the_best_plan_is_never_slower(job: Search, more: int) -> None:
-    def fastest(job: Search) -> float:
-        with contextlib.suppress(PlanError):
-            return min(
-                (c.time.seconds_per_sample / c.speed for c in recommend(job, top=2).plans),
-                default=math.inf,
-            )
-        return math.inf
-
-    assert fastest(replace(job, capacity=job.capacity + more)) <= fastest(job) * (1 + 1e-9)
+def test_with_more_memory_or_less_of_a_model_the_best_plan_is_never_slower(job: Search, more: int) -> None:
+    best, model = fastest(job), job.base.model
+    assert fastest(replace(job, capacity=job.capacity + more)) <= best * (1 + 1e-9)
+    with contextlib.suppress(InputError):
+        if model.layers == model.blocks and model.layers:
+            deeper = replace(job, base=replace(job.base, model=replace(model, layers=2 * model.layers)))
+            assert best <= fastest(deeper) * (1 + 1e-9)
 
 
 @given(plans())
