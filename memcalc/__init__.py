@@ -17,14 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from memcalc.compare import compare as compare
-    from memcalc.errors import (
-        FileError,
-        InputError,
-        MemcalcError,
-        PlanError,
-        RunError,
-        UnknownNameError,
-    )
+    from memcalc.errors import FileError, InputError, MemcalcError, PlanError, RunError, UnknownNameError
     from memcalc.estimate import Estimate
     from memcalc.estimate import estimate as estimate
     from memcalc.hardware import GPUS

@@ -19,15 +19,7 @@ from memcalc.allocator import Allocator
 from memcalc.allocator_blocks import Block
 from memcalc.allocator_options import AllocatorOptions
 from memcalc.errors import FileError, InputError
-from memcalc.snapshot import (
-    RETURNED,
-    TAKEN,
-    Entry,
-    read_entries,
-    read_file,
-    read_settings,
-    sizes,
-)
+from memcalc.snapshot import RETURNED, TAKEN, Entry, read_entries, read_file, read_settings, sizes
 
 __all__ = ["History", "Replayed", "load_history", "replay_history"]
 

@@ -6,17 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from memcalc.graph import (
-    Backward,
-    Edge,
-    Gradient,
-    Graph,
-    Keeps,
-    Modules,
-    Node,
-    Region,
-    Tensor,
-)
+from memcalc.graph import Backward, Edge, Gradient, Graph, Keeps, Modules, Node, Region, Tensor
 from memcalc.recorder import Parked, Recorder, Storage
 from memcalc.spec import Weight
 

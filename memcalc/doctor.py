@@ -14,17 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memcalc import doctor_system
-from memcalc.doctor_facts import (
-    DRIVERS,
-    LEAST,
-    MISSING,
-    OK,
-    WARNING,
-    Finding,
-    Run,
-    ask_torch,
-    version,
-)
+from memcalc.doctor_facts import DRIVERS, LEAST, MISSING, OK, WARNING, Finding, Run, ask_torch, version
 from memcalc.errors import InputError, RunError
 from memcalc.machine import Machine, detect
 from memcalc.units import format_both

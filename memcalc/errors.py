@@ -45,9 +45,7 @@ class UnknownNameError(InputError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
-        from difflib import (
-            get_close_matches,  # only a mistake needs it, and every start would pay for it
-        )
+        from difflib import get_close_matches  # only a mistake needs it, and every start would pay for it
 
         spelled = {known.lower(): known for known in self.known}
         written = name[:LONGEST].lower()

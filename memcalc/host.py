@@ -11,14 +11,7 @@ from typing import NamedTuple
 
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from memcalc.sharding import (
-    flat_layout,
-    partition_slices,
-    round_robin,
-    rows_per_rank,
-    sub_groups,
-    zero_partition,
-)
+from memcalc.sharding import flat_layout, partition_slices, round_robin, rows_per_rank, sub_groups, zero_partition
 from memcalc.spec import Weight
 
 __all__ = ["HostTensor", "host_tensors", "pinned"]

@@ -22,15 +22,7 @@ from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
 from memcalc.hyperparameters import check_coefficients, check_scaling
 from memcalc.named_code import code_options
 from memcalc.plan import Plan
-from memcalc.run_folder import (
-    check_folder,
-    check_space,
-    ended,
-    held,
-    newest_checkpoint,
-    prepare,
-    sweep,
-)
+from memcalc.run_folder import check_folder, check_space, ended, held, newest_checkpoint, prepare, sweep
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 

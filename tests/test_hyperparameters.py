@@ -11,12 +11,7 @@ import pytest
 from memcalc.configs import read, settle
 from memcalc.configs.write import write
 from memcalc.errors import InputError, PlanError
-from memcalc.hyperparameters import (
-    check_coefficients,
-    check_scaling,
-    read_coefficients,
-    read_scaling,
-)
+from memcalc.hyperparameters import check_coefficients, check_scaling, read_coefficients, read_scaling
 from memcalc.launch import check_plan
 from memcalc.models import MODELS
 from memcalc.offload import Offload

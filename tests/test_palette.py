@@ -8,16 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from memcalc.palette import (
-    CATEGORY,
-    DARK,
-    LETTER,
-    LIGHT,
-    ORDER,
-    SERIES,
-    Surface,
-    contrast,
-)
+from memcalc.palette import CATEGORY, DARK, LETTER, LIGHT, ORDER, SERIES, Surface, contrast
 from memcalc.timeline import CATEGORIES
 
 # Machado, Oliveira and Fernandes (2009), "A physiologically-based model for simulation of color vision deficiency", table 1,

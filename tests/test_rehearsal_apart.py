@@ -26,14 +26,7 @@ from memcalc.models import MODELS
 from memcalc.offload import Offload
 from memcalc.plan import Plan
 from memcalc.recommend import recommend
-from memcalc.rehearsal import (
-    Rehearsal,
-    rehearse,
-    run_apart,
-    stage_of_rank,
-    unrehearsed,
-    usual_rank,
-)
+from memcalc.rehearsal import Rehearsal, rehearse, run_apart, stage_of_rank, unrehearsed, usual_rank
 from memcalc.timeline import Timeline
 
 TINY = Plan(model=MODELS["gpt2-tiny"], tokens=32, micro_batch=2, device="cpu")

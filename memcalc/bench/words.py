@@ -19,14 +19,7 @@ from memcalc.bench.reading import Lack, Reading
 from memcalc.bench.rows import Row
 from memcalc.bench.shapes import model_of
 from memcalc.bench.sharded import masters_of, sharded_of
-from memcalc.bench.training import (
-    attention_of,
-    checkpointing_of,
-    compute_of,
-    optimizer_of,
-    precision_of,
-    update_of,
-)
+from memcalc.bench.training import attention_of, checkpointing_of, compute_of, optimizer_of, precision_of, update_of
 from memcalc.checkpointing import Checkpointing
 from memcalc.errors import InputError
 from memcalc.hardware import Bounds

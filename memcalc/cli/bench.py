@@ -71,9 +71,7 @@ def command(
     if throughput:
         if use:
             raise InputError(f"--use {use}: a table of speeds has no column 'use'; choose by --tier, --source or --cmp")
-        from memcalc.cli.bench_throughput import (
-            show,  # half of the command's modules, for one of its two questions
-        )
+        from memcalc.cli.bench_throughput import show  # half of the command's modules, for one of its two questions
 
         chosen = {"tier": (tier or "").upper(), "source": source or "", "comparison": comparison or ""}
         show(file, **chosen, count=count, format_=format_)

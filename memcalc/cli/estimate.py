@@ -12,14 +12,7 @@ import click
 
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
-from memcalc.cli.options import (
-    Command,
-    build_plan,
-    check_effect,
-    given,
-    option,
-    plan_options,
-)
+from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
 from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.files import check_output

@@ -46,9 +46,7 @@ class Kind(click.ParamType):  # type: ignore[type-arg]
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         """Words that begin alike; where there is none and it may be a path, the shell's own files."""
-        from click.shell_completion import (
-            CompletionItem,  # only a shell's tab key needs it
-        )
+        from click.shell_completion import CompletionItem  # only a shell's tab key needs it
 
         found = [CompletionItem(word) for word in self.words() if word.startswith(incomplete.lower())]
         return found or [CompletionItem(incomplete, type="file")] * self.path

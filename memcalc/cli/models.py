@@ -66,10 +66,7 @@ def build_model(words: Words) -> Model:
 
 def _own(words: dict[str, Any]) -> Model:
     """The module that was named, built and counted in a process of its own."""
-    from memcalc.module import (  # starts processes, which nothing else here needs
-        TIMEOUT_SECONDS,
-        describe,
-    )
+    from memcalc.module import TIMEOUT_SECONDS, describe  # starts processes, which nothing else here needs
 
     if others := [name for name in ("model", "parameters") if name in words]:
         raise InputError(
@@ -95,10 +92,7 @@ def _read(name: str | Path | HfModel, words: Mapping[str, Any]) -> Model:
         return MODELS[name]
     if not isinstance(name, Path):  # a config.json that was read before
         return name.model
-    from memcalc.hf.reading import (  # a named model needs no rows
-        UnknownModelType,
-        read_model,
-    )
+    from memcalc.hf.reading import UnknownModelType, read_model  # a named model needs no rows
 
     try:
         return read_model(name)

@@ -198,13 +198,7 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 
 def _remarks(found: Recommendation) -> Iterator[str]:
-    from memcalc.assumptions import (
-        activations_known,
-        in_one_machine,
-        limits,
-        measured_here,
-        uncounted,
-    )
+    from memcalc.assumptions import activations_known, in_one_machine, limits, measured_here, uncounted
     from memcalc.recommend import TIE
 
     tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]

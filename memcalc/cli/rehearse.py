@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memcalc.cli.kinds import File, Name, Whole
-from memcalc.cli.options import (
-    Command,
-    build_plan,
-    check_effect,
-    given,
-    option,
-    plan_options,
-)
+from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
 from memcalc.cli.subject import Saved, takes
 from memcalc.errors import InputError
 from memcalc.plan import Plan

@@ -14,16 +14,7 @@ from memcalc.cli.kinds import File, Name
 from memcalc.errors import InputError, RunError
 from memcalc.tables import FORMATS, render
 from memcalc.units import format_bytes
-from memcalc.validate import (
-    MODEL_NAMES,
-    STRATEGY_NAMES,
-    TOLERANCE,
-    WORLDS,
-    Result,
-    loss_problems,
-    matrix,
-    validate,
-)
+from memcalc.validate import MODEL_NAMES, STRATEGY_NAMES, TOLERANCE, WORLDS, Result, loss_problems, matrix, validate
 
 __all__ = ["command"]
 

@@ -11,12 +11,7 @@ from memcalc.configs.deepspeed_table import TABLE
 from memcalc.configs.keys import AUTO, Checked, check
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.errors import FileError, InputError, UnknownNameError
-from memcalc.hyperparameters import (
-    COEFFICIENTS,
-    SCALING,
-    read_coefficients,
-    read_scaling,
-)
+from memcalc.hyperparameters import COEFFICIENTS, SCALING, read_coefficients, read_scaling
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.rates import SCHEDULES, read_schedule, schedule_text
 

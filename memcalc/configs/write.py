@@ -9,13 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from memcalc.configs import (
-    accelerate_write,
-    accelerate_yaml,
-    deepspeed_json,
-    deepspeed_write,
-    fsdp_yaml,
-)
+from memcalc.configs import accelerate_write, accelerate_yaml, deepspeed_json, deepspeed_write, fsdp_yaml
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.configs.settle import apply, settle
 from memcalc.configs.text import parse_text

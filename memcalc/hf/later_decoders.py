@@ -5,16 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memcalc.errors import PlanError
-from memcalc.hf.common import (
-    EVEN_WIDTH,
-    LLAMA,
-    as_written,
-    biases,
-    decoder_fields,
-    gpt_fields,
-    gpt_sizes,
-    sizes,
-)
+from memcalc.hf.common import EVEN_WIDTH, LLAMA, as_written, biases, decoder_fields, gpt_fields, gpt_sizes, sizes
 from memcalc.hf.keys import NEEDED, Values, count, flag, text
 from memcalc.hf.record import ModelType
 

@@ -14,13 +14,7 @@ from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError, UnknownNameError
 from memcalc.graph import Gradient, Node, Tensor
-from memcalc.models.checks import (
-    full_heads,
-    head_is_tied,
-    heads_divide,
-    positive,
-    reads_tokens,
-)
+from memcalc.models.checks import full_heads, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, all_pairs, every_token
 from memcalc.models.vit import first_place
 from memcalc.positions import positions as learned

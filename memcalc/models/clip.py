@@ -13,13 +13,7 @@ from memcalc.attention import attention as attend
 from memcalc.convolution import conv
 from memcalc.errors import UnknownNameError
 from memcalc.graph import Tensor
-from memcalc.models.checks import (
-    full_heads,
-    heads_divide,
-    no_dropout,
-    positive,
-    reads_images,
-)
+from memcalc.models.checks import full_heads, heads_divide, no_dropout, positive, reads_images
 from memcalc.models.family import Block, Family
 from memcalc.models.vit import first_place, patches_divide, places, with_class_token
 from memcalc.positions import positions

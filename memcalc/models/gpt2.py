@@ -10,13 +10,7 @@ from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError
 from memcalc.graph import Tensor
-from memcalc.models.checks import (
-    causal_mask,
-    head_is_tied,
-    heads_divide,
-    positive,
-    reads_tokens,
-)
+from memcalc.models.checks import causal_mask, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import positions as learned
 from memcalc.spec import HEAD, Model, Weight

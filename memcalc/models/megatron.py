@@ -14,14 +14,7 @@ from memcalc import norms, ops
 from memcalc.attention import attention as fused_attention
 from memcalc.errors import PlanError, UnknownNameError
 from memcalc.graph import Gradient, Node, Tensor
-from memcalc.megatron import (
-    bias_dropout_add,
-    bias_gelu,
-    bias_swiglu,
-    core_attention,
-    own_tokens,
-    reordered,
-)
+from memcalc.megatron import bias_dropout_add, bias_gelu, bias_swiglu, core_attention, own_tokens, reordered
 from memcalc.models.checks import heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, every_token
 from memcalc.positions import rotary, rotary_tables

@@ -5,18 +5,7 @@ One file for each area of the code; a new fault goes into the file of what it br
 
 from __future__ import annotations
 
-from . import (
-    files,
-    layouts,
-    meters,
-    models,
-    optimizers,
-    pictures,
-    sharding,
-    speeds,
-    tape,
-    ui,
-)
+from . import files, layouts, meters, models, optimizers, pictures, sharding, speeds, tape, ui
 from .fault import Fault
 
 __all__ = ["FAULTS", "Fault"]

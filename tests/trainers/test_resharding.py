@@ -16,17 +16,7 @@ from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.measurement import Measurement
 from memcalc.training import Training
-from tests.trainers.matrix import (
-    GPT2,
-    HOST,
-    LLAMA,
-    OLD,
-    STEPS,
-    STOP,
-    TIED,
-    Fields,
-    plan,
-)
+from tests.trainers.matrix import GPT2, HOST, LLAMA, OLD, STEPS, STOP, TIED, Fields, plan
 from tests.trainers.runs import ROOT, Job, Result, run
 from trainers.loop import train
 from trainers.process import Rank, join
