@@ -16,7 +16,7 @@ from memcalc.spec import HEAD, ROOT, Weight
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["FIRST_PROMPTED", "KINDS", "PROMPTED", "TARGETS", "Adapter"]
+__all__ = ["FIRST_PROMPTED", "KINDS", "PROMPTED", "TARGETS", "Adapter", "usual_dtype"]
 
 KINDS = ("none", "lora", "adapter", "adapter-v2")
 # Leaf names of linear layers, as PEFT's target_modules; a dotted name tells layers of one leaf name apart.
@@ -57,7 +57,7 @@ class Adapter(Group):
     dropout: float = knob(0.0, "--adapter-dropout", "Dropout on LoRA's input.")
     dtype: str = knob(
         "weights", "--adapter-dtype", "What adapters are kept in: like the weights, or float32 as PEFT does.",
-        choices=("weights", "float32"),
+        choices=("weights", "float32"), unsaid="of LoRA in torch's own strategies float32, else weights",
     )  # fmt: skip
     autocast: bool = knob(
         False, "--adapter-autocast", "float32 adapters are computed in the compute dtype, under torch.autocast."
@@ -213,6 +213,16 @@ class Adapter(Group):
             return True
         names = TARGETS.get(self.targets) or tuple(part.strip() for part in self.targets.split(","))
         return any(name == target or name.endswith(f".{target}") for target in names)
+
+
+def usual_dtype(kind: str, engine: str) -> str:
+    """What adapters are kept in where nobody says it: PEFT casts LoRA to float32 beside weights of any dtype
+    (peft/tuners/tuners_utils.py, autocast_adapter_dtype); engines with master copies have those instead.
+
+    >>> usual_dtype("lora", "torch"), usual_dtype("lora", "deepspeed"), usual_dtype("none", "torch")
+    ('float32', 'weights', 'weights')
+    """
+    return "float32" if kind == "lora" and engine == "torch" else "weights"
 
 
 def _is_head(weight: Weight) -> bool:

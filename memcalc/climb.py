@@ -53,7 +53,8 @@ def climb(plan: Plan) -> Climb | None:
     if layout.pipeline > 1:
         flights = min(ahead(layout.schedule, 0, layout.pipeline, plan.accumulation) + 1, plan.accumulation)
     alike = shared(plan)
-    if layout.pipeline > 2 and not (layout.ends or layout.first_layers or layout.last_layers):
+    tokens = plan.family.reads == "tokens"  # blocks of others may each take something else
+    if tokens and layout.pipeline > 2 and not (layout.ends or layout.first_layers or layout.last_layers):
         shorter = _with_two_stages(alike)
         alike = shorter or alike
     return Climb(_held(plan), first_passes(alike, min(flights, 2)), flights)

@@ -102,8 +102,12 @@ class DeepSpeed(Group):
         if row.zero_stage is None:
             return
         precision, adapter = plan.precision_row, plan.adapter
-        if adapter.freezes and (adapter.quantize != "none" or adapter.dtype != "weights"):
-            raise PlanError(f"{row.name} is counted with adapters in the dtype of weights that are not quantised")
+        if adapter.freezes and adapter.quantize != "none":
+            raise PlanError(f"{row.name} with quantised weights ({adapter.quantize}) is not counted; take ddp or FSDP")
+        if adapter.freezes and adapter.dtype != "weights":
+            raise PlanError(
+                f"{row.name} is counted with adapters in the dtype of the weights; leave out --adapter-dtype {adapter.dtype}"
+            )
         if row.zero_stage > 1 and plan.layout.pipeline > 1:
             raise PlanError(f"{row.name} divides gradients, which DeepSpeed's pipeline needs whole; take deepspeed-1")
         if not precision.master and (precision.weights, precision.compute) != ("float32", "float32"):

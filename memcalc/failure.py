@@ -9,11 +9,11 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.errors import FileError, MemcalcError, RunError
 from memcalc.files import read_json
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
-from memcalc.run_folder import newest_checkpoint
 from memcalc.units import format_bytes
 
 __all__ = ["OutOfMemory", "Preempted", "RankError", "failure", "how_to_go_on", "preempted", "rank_errors"]

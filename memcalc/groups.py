@@ -49,10 +49,13 @@ def _rules(kind: type) -> tuple[tuple[str, Collection[str], int], ...]:
     return tuple((each.name, each.metadata["choices"], each.metadata["least"]) for each in fields)
 
 
-def knob(default: Any, option: str, help: str, *, choices: Collection[str] = (), least: int = 0) -> Any:
+def knob(
+    default: Any, option: str, help: str, *, choices: Collection[str] = (), least: int = 0, unsaid: str = ""
+) -> Any:
     """A field of a group: its default, its option on the command line, and the names or least number it may have.
 
-    A boolean is a flag; where the default is True, the option says the opposite: ``--no-...``.
+    A boolean is a flag; where the default is True, the option says the opposite: ``--no-...``. ``unsaid`` is what the
+    command line takes where the option is not given, in words, if that hangs on other options.
 
     >>> from dataclasses import dataclass, fields
     >>> @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,5 +65,6 @@ def knob(default: Any, option: str, help: str, *, choices: Collection[str] = (),
     (1, '--gears')
     """
     return dataclasses.field(
-        default=default, metadata={"option": option, "help": help, "choices": choices, "least": least}
+        default=default,
+        metadata={"option": option, "help": help, "choices": choices, "least": least, "unsaid": unsaid},
     )

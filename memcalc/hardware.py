@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memcalc.catalog import Catalog
 
-__all__ = ["GPUS", "LARGE_NODES", "NODE_GPUS", "Bounds", "Gpu"]
+__all__ = ["GPUS", "LARGE_NODES", "NODE_GPUS", "Bounds", "Gpu", "usual_nodes"]
 
 MIB = 2**20
 
@@ -213,3 +213,14 @@ _ROWS = [
 ]  # fmt: skip
 
 GPUS: Catalog[Gpu] = Catalog("GPU", _ROWS, aliases={alias: row.name for row in _ROWS for alias in row.aliases})
+
+
+def usual_nodes(ranks: int, gpu: str | None) -> int:
+    """Machines that so many cards are in where nobody says it: as few as machines of that card are built; 1 where those
+    do not hold equal parts.
+
+    >>> usual_nodes(8, "h100-80gb"), usual_nodes(64, "h100-80gb"), usual_nodes(16, "v100-32gb"), usual_nodes(11, None)
+    (1, 8, 1, 1)
+    """
+    few = -(-ranks // LARGE_NODES.get(gpu or "", NODE_GPUS))
+    return 1 if ranks % few else few

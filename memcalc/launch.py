@@ -16,17 +16,21 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
-from memcalc import extensions
+from memcalc import data
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.errors import InputError, PlanError, RunError, shorten
 from memcalc.failure import OutOfMemory, failure, how_to_go_on, preempted
 from memcalc.hyperparameters import check_coefficients, check_scaling
 from memcalc.named_code import code_options
 from memcalc.plan import Plan
-from memcalc.run_folder import check_folder, check_space, ended, held, newest_checkpoint, prepare, sweep
+from memcalc.run_folder import check_folder, check_space, ended, held, prepare, sweep
+from memcalc.runnable import require_accelerate, require_engine
+from memcalc.sound import unheard
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
 __all__ = [
+    "MOST_RESTARTS",
     "Place",
     "Run",
     "check",
@@ -36,8 +40,6 @@ __all__ = [
     "environment",
     "installed_torch",
     "launch",
-    "require_accelerate",
-    "require_engine",
     "require_torch",
     "torchrun",
 ]
@@ -46,6 +48,8 @@ TRAINERS = "trainers"
 """The module torchrun runs on each rank."""
 
 MOST_PORT = 65535
+MOST_RESTARTS = 1000
+"""Past it a number is a slip: each start takes seconds, and a failure that comes back so often is no accident."""
 _JOIN_SECONDS = 300
 """How long a machine waits for the others."""
 
@@ -64,6 +68,8 @@ class Place:
         told = re.fullmatch(r"([^\s:/\[\]]+|\[[0-9a-fA-F:]+\]):([0-9]{1,5})", self.rendezvous)
         if self.rendezvous and (told is None or int(told[2]) > MOST_PORT):
             raise InputError(f"--rdzv {shorten(self.rendezvous)} is not HOST:PORT, like node0:29500")
+        if not 0 <= self.restarts <= MOST_RESTARTS:
+            raise InputError(f"max restarts {shorten(self.restarts)} must be 0 to {MOST_RESTARTS:,}")
 
     @property
     def log(self) -> str:
@@ -179,7 +185,8 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
         require_accelerate(plan)
     check_plan(plan, out=out, training=training, place=place)
     check_space(plan, out)
-    return [*_check_machine(plan), *_other_steps(plan, out, training)]
+    idle = [f"the plan says what changes nothing: {said}" for said in unheard(plan)]
+    return [*_check_machine(plan), *_other_steps(plan, out, training), *idle]
 
 
 def _other_steps(plan: Plan, out: Path, training: Training) -> list[str]:
@@ -211,6 +218,7 @@ def check_plan(plan: Plan, *, out: Path, training: Training, place: Place = _HER
     check_scaling(plan, training.scaling)
     if not place.node:
         check_folder(plan, out, resume=training.resume)
+    data.check(plan, training.data, training.tokenizer)
 
 
 def check_place(plan: Plan, place: Place) -> None:
@@ -230,46 +238,6 @@ def require_torch() -> None:
     """Raises RunError where torch is not installed; looks without importing it."""
     if importlib.util.find_spec("torch") is None:
         raise RunError("torch is not installed; to train: pip install 'torch>=2.6'")
-
-
-def require_engine(plan: Plan) -> None:
-    """Raises RunError where what runs the plan's strategy is not installed, or cannot be built; looks without importing it."""
-    if plan.strategy_row.zero_stage is None:
-        return
-    if importlib.util.find_spec("deepspeed") is None:
-        raise RunError(f"{plan.strategy} needs deepspeed, which is not installed: pip install deepspeed")
-    compiler = os.environ.get("CXX", "c++")
-    if plan.device == "cpu" and shutil.which(compiler) is None:
-        # deepspeed/comm/torch.py, build_shm_op, builds its shared-memory operations when it starts on a CPU.
-        raise RunError(
-            f"{plan.strategy} on the CPU needs a C++ compiler, and {compiler} is none; install g++ or set CXX"
-        )
-    if plan.device == "cpu" and shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None:
-        raise RunError(
-            f"{plan.strategy} on the CPU needs ninja, which builds what DeepSpeed takes there: pip install ninja"
-        )
-    if plan.device == "cpu" and (left := extensions.blocking()):
-        raise RunError(
-            f"a build of DeepSpeed's was killed and left a lock on which {plan.strategy} would wait for ever: "
-            f"{extensions.cure(left)}"
-        )
-
-
-def require_accelerate(plan: Plan) -> None:
-    """Raises PlanError where accelerate would run the plan in another way than said, RunError where it is not installed."""
-    row, layout = plan.strategy_row, plan.layout
-    if row.gathers and plan.device == "cpu":
-        # accelerate/state.py, AcceleratorState: FSDP only where the device is no CPU.
-        raise PlanError("accelerate on the CPU makes DDP of FSDP without a word; take ddp, or leave out --accelerate")
-    zero = row.zero_stage is not None
-    ours = zero or plan.strategy in ("single", "ddp") or (row.gathers and not row.replicates)
-    if not ours or layout.model_parallel > 1 or (plan.offload.on and not zero) or plan.precision_row.autocast:
-        raise PlanError(
-            f"accelerate is put around single, ddp, FSDP and DeepSpeed without autocast, not around {plan.strategy} in "
-            f"{plan.precision}; leave out --accelerate"
-        )
-    if importlib.util.find_spec("accelerate") is None:
-        raise RunError("accelerate is not installed: pip install accelerate")
 
 
 def installed_torch() -> str | None:

@@ -149,9 +149,10 @@ class Layout(Group):
                     "pipeline chunks, ends, first and last layers say how a pipeline divides, but pipeline parallel is 1"
                 )
             return
-        if plan.family.reads != "tokens" or plan.family.encodes or plan.family.unplayed:
+        stacked = plan.family.name == "mlp" or plan.family.reads == "tokens"
+        if not stacked or plan.family.encodes or plan.family.unplayed:
             raise PlanError(
-                f"pipeline parallel divides models that read one sequence of tokens, not {plan.family.name}"
+                f"pipeline parallel divides mlp and models that read one sequence of tokens, not {plan.family.name}"
             )
         if (plan.strategy_row.zero_stage or 0) > 1:  # an assertion of deepspeed/runtime/pipe/engine.py
             raise PlanError(f"{plan.strategy} does not work with pipeline parallel; take deepspeed-1")
@@ -187,8 +188,8 @@ class Layout(Group):
         return "with loss parallel" if self.loss_parallel else ""
 
     def _unpiped(self, plan: Plan) -> str:
-        if plan.model.family not in ("gpt2", "llama"):
-            return "with pipeline parallel other models than GPT-2 and Llama"
+        if plan.model.family not in ("gpt2", "llama", "mlp"):
+            return "with pipeline parallel other models than GPT-2, Llama and mlp"
         if plan.strategy not in ("single", "ddp") and not (plan.strategy_row.gathers and plan.fsdp.version == "2"):
             return f"with pipeline parallel by {plan.strategy}; take single, ddp or FSDP 2"
         if plan.strategy_row.gathers and self.schedule == "interleaved":

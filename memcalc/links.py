@@ -29,7 +29,7 @@ def bandwidth(each: Collective, hardware: Hardware, neighbours: int) -> float:
 def latency(each: Collective, values: Values) -> float:
     """Seconds of one call beside its bytes.
 
-    >>> from memcalc.coefficients import COEFFICIENTS
+    >>> from memcalc.coefficient_table import COEFFICIENTS
     >>> fixed = {name: row.value for name, row in COEFFICIENTS.items()}
     >>> ring = Collective(what="", operation="all-gather", bytes=0, ranks=16, near=8)
     >>> latency(ring, fixed) == 14 * fixed["hop-seconds-inside"] + 1 * fixed["hop-seconds"]

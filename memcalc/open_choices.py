@@ -16,7 +16,7 @@ from memcalc.strategies import STRATEGIES
 
 __all__ = [
     "CHUNKS", "MICRO_BATCHES", "checkpoints", "default_precisions", "gpu_counts", "kinds", "losses", "micro_batches",
-    "offloads", "pipelines", "plain", "policies", "pure_precision", "tensors",
+    "offloads", "pipelines", "plain", "policies", "pure_precision", "tensors", "unsaid_precision",
 ]  # fmt: skip
 
 TENSOR_CORES = (7, 0)
@@ -66,6 +66,21 @@ def default_precisions(base: Plan) -> tuple[str, ...]:
     if gpu is None or gpu.bfloat16:
         return ("amp-bf16",)
     return ("amp-fp16",) if (gpu.capability or (0, 0)) >= TENSOR_CORES else ("fp32",)
+
+
+def unsaid_precision(plan: Plan) -> str:
+    """Why a plan whose precision nobody said is in another than a search would take, in a sentence; blank where it is not.
+
+    >>> from memcalc.models import MODELS
+    >>> unsaid_precision(Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, gpu="t4"))
+    'fp32 is what torch takes unasked; memcalc recommend and strategies take amp-fp16 here: --precision amp-fp16'
+    """
+    usual = default_precisions(plan)[0]
+    if plan.precision == usual:
+        return ""
+    module = plan.model.module.factory  # which is not searched
+    others = "memcalc strategies takes" if module else "memcalc recommend and strategies take"
+    return f"{plan.precision} is what torch takes unasked; {others} {usual} here: --precision {usual}"
 
 
 def pure_precision(base: Plan) -> str:

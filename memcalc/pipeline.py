@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from memcalc.engines import ENGINES
 from memcalc.graph import Graph, Node, Tensor
@@ -11,7 +12,10 @@ from memcalc.recorder import Storage
 from memcalc.stages import Stage
 from memcalc.tape import Tape
 
-__all__ = ["Flight", "Links", "whole_batch"]
+__all__ = ["Crossing", "Flight", "Links", "whole_batch"]
+
+Crossing = Callable[[int], tuple[tuple[int, ...], str]]
+"""Shape and dtype of what goes into a block, by its index."""
 
 
 def whole_batch(plan: Plan) -> bool:
@@ -34,17 +38,17 @@ class Flight:
 
 
 class Links:
-    """The tensors that come from and go to the stages before and after; ``crossing`` is their shape and dtype."""
+    """The tensors that come from and go to the stages before and after."""
 
-    def __init__(self, plan: Plan, stage: Stage, crossing: tuple[tuple[int, ...], str]) -> None:
+    def __init__(self, plan: Plan, stage: Stage, crossing: Crossing) -> None:
         self.plan, self.stage = plan, stage
         self.engine = ENGINES[plan.strategy_row.engine]
-        self.shape, self.dtype = crossing
-        tensor = plan.layout.tensor if self.engine.partitions else 1
-        self.divided = tensor > 1
-        self.part = (-(-self.shape[0] // tensor), *self.shape[1:])
-        self.inbox: Storage | None = None
-        self.gradients: Storage | None = None
+        self.crossing = crossing
+        self.parts = plan.layout.tensor if self.engine.partitions else 1
+        self.divided = self.parts > 1
+        self.inbox: dict[int, Storage] = {}
+        """Buffers that activations are received into, by the block that takes them."""
+        self.gradients: dict[int, Storage] = {}
         self.logits: deque[Storage] = deque(maxlen=max(self.engine.keeps_logits, 1))
         self.lingering: dict[str, Storage] = {}
         self.held: list[Storage] = []
@@ -56,46 +60,47 @@ class Links:
         self.tape = tape
         if self.engine.buffers == "each":
             return
-        many = self.plan.accumulation if self.engine.buffers == "all" else 0
-        received = sum(not chunk.first for chunk in self.stage.chunks)
-        sent = sum(not chunk.last for chunk in self.stage.chunks)
-        since = tape.made
-        self.inbox = self._make("received activations", self.part) if received else None
-        tape.repeat(since, many * received or 1)
-        since = tape.made
-        self.gradients = self._make("received gradient", self.part) if sent else None
-        tape.repeat(since, many * sent or 1)
+        many = self.plan.accumulation if self.engine.buffers == "all" else 1
+        chunks = self.stage.chunks
+        self.inbox = {c.start: self._buffer("received activations", c.start, many) for c in chunks if not c.first}
+        self.gradients = {c.stop: self._buffer("received gradient", c.stop, many) for c in chunks if not c.last}
+
+    def _buffer(self, name: str, block: int, many: int) -> Storage:
+        since = self.tape.made
+        found = self._make(name, block, divided=True)
+        self.tape.repeat(since, many)
+        return found
 
     def close(self) -> None:
         """At the end of all passes."""
         self.lingering.clear()
         self.held.clear()
 
-    def receive(self, entry: Node, kept: list[Storage]) -> Tensor:
-        """The activations of the stage before; their gradient goes to ``entry``."""
-        x = self.inbox
+    def receive(self, block: int, entry: Node, kept: list[Storage]) -> Tensor:
+        """The activations that a block takes, from the stage before; their gradient goes to ``entry``."""
+        x = self.inbox.get(block)
         if self.divided:
-            flat = self._make("gathered activations", self.shape)
-            x = self._make("input of the stage", self.shape)
+            flat = self._make("gathered activations", block)
+            x = self._make("input of the stage", block)
             del flat
         elif self.engine.copies_input:
-            kept.append(self._make("received activations, copied", self.shape))
-            x = self._make("input of the stage", self.shape)
+            kept.append(self._make("received activations, copied", block))
+            x = self._make("input of the stage", block)
         elif x is None:
-            x = self._make("input of the stage", self.shape)
+            x = self._make("input of the stage", block)
         if not self.engine.copies_input or self.divided:
             kept.append(x)
         self._forget()
-        return Tensor(x, self.shape, self.dtype, entry)
+        return Tensor(x, *self.crossing(block), entry)
 
-    def send(self, output: Tensor, kept: list[Storage]) -> Tensor:
-        """A stage's output after its forward pass: what is left of it."""
+    def send(self, block: int, output: Tensor, kept: list[Storage]) -> Tensor:
+        """A stage's output, which ``block`` takes, after its forward pass: what is left of it."""
         if self.divided:
-            kept.append(self._make("output of the stage, divided", self.part))
+            kept.append(self._make("output of the stage, divided", block, divided=True))
         elif self.engine.keeps_output:
             kept.append(output.storage)
             self._hold_output(output.storage)
-        stub = self.tape.allocate("output that was sent", (1,), self.dtype, "activations", batched=False)
+        stub = self.tape.allocate("output that was sent", (1,), output.dtype, "activations", batched=False)
         return Tensor(stub, output.shape, output.dtype, output.node, output.slot)
 
     @property
@@ -131,16 +136,16 @@ class Links:
         if self.engine.keeps_logits and (self.stage.of > 1 or self.plan.deepspeed.pipeline_engine):
             self.logits.append(output.storage)
 
-    def receive_gradient(self, kept: list[Storage]) -> list[Storage]:
-        """The gradient of a stage's output, from the stage after."""
+    def receive_gradient(self, block: int, kept: list[Storage]) -> list[Storage]:
+        """The gradient of a stage's output, from the stage after, which begins with ``block``."""
         if self.divided:
             # The output is put together again as well, each out of a flat copy.
             for name in ("output of the stage", "gradient of the output"):
-                flat = self._make(f"{name}, gathered", self.shape)
-                kept.append(self._make(name, self.shape))
+                flat = self._make(f"{name}, gathered", block)
+                kept.append(self._make(name, block))
                 del flat
             return [kept[-1]]
-        grad = self.gradients or self._make("gradient of the output", self.shape)
+        grad = self.gradients.get(block) or self._make("gradient of the output", block)
         kept.append(grad)
         if self.engine.lingers:
             self.lingering["output"] = grad
@@ -164,5 +169,8 @@ class Links:
         if not self.engine.lingers and not self.engine.works:
             self.lingering.clear()
 
-    def _make(self, name: str, shape: tuple[int, ...]) -> Storage:
-        return self.tape.allocate(name, shape, self.dtype, "communication")
+    def _make(self, name: str, block: int, *, divided: bool = False) -> Storage:
+        """Memory for what goes into a block, or for one rank's share where engines divide it."""
+        (first, *others), dtype = self.crossing(block)
+        parts = self.parts if divided else 1
+        return self.tape.allocate(name, (-(-first // parts), *others), dtype, "communication")

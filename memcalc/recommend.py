@@ -25,7 +25,7 @@ from memcalc.plan import Plan
 from memcalc.reasons import Known, why
 from memcalc.search import RAM_SHARE, Search, search
 from memcalc.strategies import STRATEGIES
-from memcalc.structures import Structure, simplicity, structures
+from memcalc.structures import Structure, in_the_way, simplicity, structures
 from memcalc.throughput import StepTime, crowded, step_time
 
 __all__ = [
@@ -151,7 +151,9 @@ def _recommended(job: Search, top: int) -> Recommendation:
     field = Field(job)
     if not len(field.seconds):
         asked = "" if job.global_batch is None else f": no micro batch divides global batch {job.global_batch}"
-        raise PlanError(f"no plan can be made of these choices{asked} over {' or '.join(map(str, job.ranks))} ranks")
+        reason = in_the_way(job)
+        over = f"over {' or '.join(map(str, job.ranks))} ranks" + f": {reason}" * bool(reason)
+        raise PlanError(f"no plan can be made of these choices{asked} {over}")
     picked = list(_picks(field, np.ones(len(field.seconds), bool), top))
     fastest = field.fastest(np.ones(len(field.seconds), bool)) if picked else None
     best = float("inf") if fastest is None else float(field.seconds[fastest])

@@ -24,7 +24,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memcalc.checkpoints import cut_off, newest_checkpoint, read_marker
 from memcalc.errors import FileError, MemcalcError, PlanError
+from memcalc.foreign import foreign
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
@@ -33,48 +35,28 @@ from memcalc.training import Training
 from memcalc.units import format_bytes
 
 __all__ = [
-    "COMPLETE", "REHEARSAL", "check_folder", "check_space", "continued", "drop_old", "ended", "held", "newest_checkpoint", "prepare", "sweep",
+    "REHEARSAL", "check_folder", "check_space", "continued", "ended", "held", "load_plan", "prepare", "sweep",
 ]  # fmt: skip
 
 REHEARSAL = "rehearsal.json"
 """What a module's own code takes, where the run is of one."""
-COMPLETE = "done.json"
-"""The file that a checkpoint's folder gets last; without it the folder does not count."""
 
 _BEFORE_A_STEP = re.compile(
     r"lock(-node-\d+)?|(plan|next-plan|training)\.json|logs(/(torchrun(-node-\d+)?|rank-\d+)\.log)?|errors(/rank-\d+\.json)?"
 )
 """What a run leaves that failed before its first step was finished: nothing that could be missed."""
 
+_AGAIN = "give its options again, such as --data, --steps and --seed: what is not given is the default"
+_SHOWN = ("data", "steps", "seed", "learning_rate")
+
+_FOLDERS = ("logs", "errors", "measured", "weights")
+_FILES = re.compile(
+    r"lock(-node-\d+)?|(plan|next-plan|training|run|rehearsal)\.json|logs/(torchrun(-node-\d+)?|rank-\d+)\.log|"
+    r"(errors|measured)/rank-\d+\.json|weights/model\.safetensors"
+)
+
 _UNFINISHED = re.compile(r"\.((plan|next-plan|training|run|rehearsal|rank-\d+)\.json|model\.safetensors)\.\w+")
 """A file that has not got its name yet (memcalc.files.write_text, trainers.weights.save_weights)."""
-
-
-def newest_checkpoint(out: Path) -> tuple[int, Path] | None:
-    """Step and folder of the latest complete checkpoint, if there is one."""
-    return max(_complete(out / "checkpoints").items(), default=None)
-
-
-def _complete(checkpoints: Path) -> dict[int, Path]:
-    return {
-        int(match[1]): path
-        for path in checkpoints.glob("step-*")
-        if (match := re.fullmatch(r"step-(\d+)", path.name)) and (path / COMPLETE).exists()
-    }
-
-
-def drop_old(checkpoints: Path, kept: int) -> None:
-    """Remove what was cut off while it was written and, unless ``kept`` is 0, all complete checkpoints but the newest
-    so many. Nothing goes before there is a complete one; what cannot be removed stays."""
-    complete = _complete(checkpoints)
-    if not complete:
-        return
-    for step in sorted(complete)[:-kept] if kept else []:
-        (complete[step] / COMPLETE).unlink(missing_ok=True)  # first, so that it never counts with files missing
-        shutil.rmtree(complete[step], ignore_errors=True)
-    for path in checkpoints.glob("step-*"):
-        if path.name.removeprefix("step-").isdigit() and not (path / COMPLETE).exists():
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def ended(out: Path, status: str) -> None:
@@ -102,15 +84,27 @@ def continued(out: Path, given: Mapping[str, Any]) -> tuple[Training, str]:
     is nothing to resume, or the data is gone and no other was given.
     """
     if newest_checkpoint(out) is None:
-        raise FileError(f"{out} holds no run with a checkpoint; nothing to resume")
+        raise _nothing(out)
     source = out / "training.json"
-    before = Training.saved(source)
+    missing = not (source.exists() or source.is_symlink())
+    if missing and not set(given) - {"resume"}:
+        raise FileError(f"{source}, which says how the run was trained, is missing; {_AGAIN}")
+    try:
+        before = {} if missing else Training.saved(source)
+    except FileError as error:
+        raise FileError(f"{error}; remove it, and {_AGAIN}") from None
     for name in ("data", "tokenizer"):
         path = before.get(name)
         if isinstance(path, Path) and name not in given and not path.exists():
             raise FileError(f"{path}, the {name} of the run in {out}, does not exist any more; give --{name} PATH")
-    training: Training = build(Training, {**before, **given}, str(source))
+    try:
+        training: Training = build(Training, {**before, **given}, str(source))
+    except FileError as error:
+        raise FileError(f"{error}; remove it, and {_AGAIN}") from None
     now = training.as_saved()
+    if missing:
+        said = ", ".join(f"{name.replace('_', ' ')} {now[name]}" for name in _SHOWN)
+        return training, f"{source} is missing: {said}, and what else was not given, as by default"
     changed = [
         f"{name.replace('_', ' ')} {now[name]} (was {value})" for name, value in before.items() if now[name] != value
     ]
@@ -131,16 +125,49 @@ def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
         if out.is_dir() and not _free(out):
             or_resume = ", or continue the run in it with memcalc launch --resume" if checkpoint else ""
             raise FileError(f"{out} is not empty; give another folder{or_resume}")
-    elif checkpoint is None or not (out / "plan.json").exists():
-        raise FileError(f"{out} holds no run with a checkpoint; nothing to resume")
+    elif checkpoint is None:
+        raise _nothing(out)
     else:
-        before = Plan.load(out / "plan.json")
+        before = load_plan(out / "plan.json")
         for field in ("model", "optimizer", "precision"):
             if getattr(before, field) != getattr(plan, field):
                 raise PlanError(f"{out} holds a run with another {field}; a resumed run keeps it")
+        read_marker(checkpoint[1], plan)
+        _check_kinds(out)
     place = _existing(out)
     if not place.is_dir():
         raise FileError(f"{out} cannot be made: {place} is a file")
+
+
+def _nothing(out: Path) -> FileError:
+    """Why there is nothing to resume."""
+    if others := foreign(out):
+        return FileError(f"{others}; a run of its own takes another --out, and starts anew")
+    torn = cut_off(out)
+    why = f": {torn[-1]} was cut off while it was saved" if torn else ""
+    return FileError(f"{out} holds no run with a checkpoint; nothing to resume{why}")
+
+
+def load_plan(path: Path) -> Plan:
+    """A plan from a file; in the folder of a run what is wrong with it comes with its cure. Raises FileError."""
+    try:
+        return Plan.load(path)
+    except (FileError, PlanError) as error:
+        if newest_checkpoint(path.parent) is None:
+            raise
+        raise FileError(
+            f"{error}; the checkpoints beside it do not say the whole plan: put the one there that the run was started with"
+        ) from None
+
+
+def _check_kinds(out: Path) -> None:
+    """Raises FileError where a run would find a folder in a file's place when it writes it, or the other way round."""
+    for path in (*out.iterdir(), *(inner for name in _FOLDERS for inner in (out / name).glob("*"))):
+        name = path.relative_to(out).as_posix()
+        if name in (*_FOLDERS, "checkpoints") and not path.is_dir():
+            raise FileError(f"{path} is a file where the run has a folder; move it away")
+        if _FILES.fullmatch(name) and path.exists() and not path.is_file():
+            raise FileError(f"{path} is a folder where the run writes a file; move it away")
 
 
 def _free(out: Path) -> bool:

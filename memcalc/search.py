@@ -57,6 +57,8 @@ class Search:
     """Samples per optimizer step over all ranks; accumulation follows."""
     runnable: bool = False
     """Only plans that ``trainers/`` can run."""
+    allows: Callable[[Plan], bool] | None = None
+    """Only plans of which this holds, where it is given: it may not depend on how many samples there are."""
 
     def limit(self, plan: Plan) -> int:
         """Bytes one rank of a plan may use."""

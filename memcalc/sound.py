@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memcalc.plan import Plan
 
 __all__ = [
-    "ATTENTIONS", "DEVICES", "LOSSES", "MOST_RANKS", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly",
+    "ATTENTIONS", "DEVICES", "LOSSES", "MOST_RANKS", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly", "unheard",
 ]  # fmt: skip
 
 MOST_RANKS = 10**6
@@ -32,16 +32,8 @@ _CATALOGS: dict[str, Catalog[Any]] = {
     "strategy": STRATEGIES, "precision": PRECISIONS, "optimizer": OPTIMIZERS, "gpu": GPUS,
 }  # fmt: skip
 
-# By field of a model: the families that read it. Any other would be told something that nobody hears.
-_READ_BY = {
-    "head": ("bert", "vit", "clip"),
-    "vision": ("llava",),
-    "vision_layers": ("llava",),
-    "class_place": ("llava",),
-    "module": ("module", "token-module"),
-    "parameters": ("size",),
-    "layer_bytes": ("size",),
-}
+_OF_ALL = ("name", "family", "dropout", "notes", "uncounted")
+"""Fields of a model that say something of any family."""
 # trainers/models/module.py, loss_kind, and what a module returns itself.
 _LOSSES_OF_MODULES = ("", "own", "cross-entropy", "mean-square", "mean-square of the output")
 
@@ -69,17 +61,41 @@ def _defaults() -> dict[str, Any]:
     return {field.name: field.default for field in dataclasses.fields(Model)}
 
 
+@cache
+def _unread(family: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of a model that a family does not read, and what they are where nothing is said."""
+    read = {*_OF_ALL, *FAMILIES[family].fields}
+    return tuple((field, default) for field, default in _defaults().items() if field not in read)
+
+
 def check_effects(plan: Plan) -> None:
-    """No field of the model says something that its family does not read."""
-    model, defaults = plan.model, _defaults()
-    for field, families in _READ_BY.items():
-        if model.family not in families and getattr(model, field) != defaults[field]:
-            raise PlanError(f"model {model.name}: {field} says nothing of the family {model.family}; leave it out")
+    """No field of the model, nor of its vision tower, says something that its family does not read."""
+    model = plan.model
+    for part in (model, model.vision) if model.vision is not None else (model,):
+        for field, default in _unread(part.family):
+            if (value := getattr(part, field)) != default:
+                raise PlanError(
+                    f"model {part.name}: {field} {shorten(value)} says nothing of the family {part.family}; leave it out"
+                )
     module = model.module
     if module.loss not in _LOSSES_OF_MODULES:
         raise UnknownNameError(f"model {model.name}: loss", module.loss, [name for name in _LOSSES_OF_MODULES if name])
     if module.wrap and not model.layers:
         raise PlanError(f"model {model.name}: wrap {shorten(module.wrap)}, but none of its weights is of a block")
+
+
+def unheard(plan: Plan) -> list[str]:
+    """What a plan says that changes nothing about it, in sentences: a file may, where the options would be refused."""
+    said = []
+    for name in ("bucket_mb", "bucket_views", "static_graph") if not plan.strategy_row.buckets else ():
+        if getattr(plan, name) != type(plan).__dataclass_fields__[name].default:
+            said.append(f"--{name.replace('_', '-')} is for DDP's buckets, not for strategy {plan.strategy}")
+    for group in plan.groups:
+        idle = group.idle(plan)
+        for each in dataclasses.fields(group):  # type: ignore[arg-type]  # each kind of group is a dataclass
+            if each.name in idle and getattr(group, each.name) != each.default:
+                said.append(f"{each.metadata['option']} {idle[each.name]}")
+    return said
 
 
 def check_fields(plan: Plan) -> None:

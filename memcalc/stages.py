@@ -93,8 +93,10 @@ def placed(blocks: int, layout: Layout, index: int) -> Stage:
 
 def telling(plan: Plan) -> list[Stage]:
     """The stages one of which is the fullest: first, last, and of those between that have as many blocks the first,
-    because no later one has more micro batches in flight."""
+    because no later one has more micro batches in flight. Where blocks differ, all."""
     stages = [stage(plan, index) for index in range(plan.layout.pipeline)]
+    if plan.model.widths:
+        return stages
     between: dict[int, Stage] = {}
     for each in stages[1:-1]:
         between.setdefault(each.blocks, each)

@@ -21,7 +21,7 @@ from memcalc.parallel import (
     resume,
     shard_units,
 )
-from memcalc.pipeline import Flight, Links, whole_batch
+from memcalc.pipeline import Crossing, Flight, Links, whole_batch
 from memcalc.plan import Plan
 from memcalc.recorder import granularity
 from memcalc.schedules import MIDDLE, passes, played, spared
@@ -89,13 +89,21 @@ class Step:
         if plan.checkpointing.policy == "core-attention":
             tape.core = tape.checkpoint
 
-    def crossing(self, weights: list[Weight]) -> tuple[tuple[int, ...], str]:
-        """Shape and dtype of what one stage hands to the next: all blocks take what the first one takes."""
+    def crossing(self, weights: list[Weight]) -> Crossing:
+        """What goes into each block that another stage hands over. Blocks that read tokens all take the same; others are
+        played up to it."""
         if self.stage.of == 1:
-            return (0,), "float32"
+            return lambda block: ((0,), "float32")
         self.tape = self.new_tape(weights)
         x = self.plan.family.enter(self.tape, self.local, self.make_batch()[0])
-        return x.shape, x.dtype
+        if self.plan.family.reads == "tokens":
+            return lambda block: (x.shape, x.dtype)
+        found = [(x.shape, x.dtype)]
+        with self.tape.casts():
+            for _, play_block in self.plan.family.blocks(self.tape, self.local):
+                x = play_block(x)
+                found.append((x.shape, x.dtype))
+        return found.__getitem__
 
     def run(self) -> None:
         self.begin()
@@ -173,7 +181,7 @@ class Step:
             self.batch = self.make_batch()
         beside = self.plan.family.beside(tape, self.local) if part.first or part.last else []
         tape.moment = "forward"
-        x = self.batch[0] if part.first else self.links.receive(flight.entry, flight.kept)
+        x = self.batch[0] if part.first else self.links.receive(part.start, flight.entry, flight.kept)
         hooks.begin_forward()
         with tape.casts():
             output = self.layers(part, x)
@@ -197,7 +205,7 @@ class Step:
                 tape.returned.clear()
                 flight.output = loss
             else:
-                flight.output = self.links.send(output, flight.kept)
+                flight.output = self.links.send(part.stop, output, flight.kept)
         flight.graph = tape.take_graph()
         del beside
         return flight
@@ -211,7 +219,7 @@ class Step:
             shape = (0,) if self.plan.family.unplayed else ()
             grads = [tape.allocate("gradient of the loss", shape, flight.output.dtype, "temporary", batched=False)]
         else:
-            grads = self.links.receive_gradient(flight.kept)
+            grads = self.links.receive_gradient(part.stop, flight.kept)
         tape.resume(flight.graph, node, slot, grads)
         flight.kept.clear()
         self.hooks.end_backward()

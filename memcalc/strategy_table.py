@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 from memcalc.assumptions import activations_known, limits
 from memcalc.errors import PlanError
 from memcalc.estimate import estimate, holding_gpus
+from memcalc.open_choices import default_precisions
 from memcalc.plan import Plan
+from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES, Strategy
 from memcalc.throughput import step_time
 from memcalc.timeline import CATEGORIES, MOMENTS
 from memcalc.traffic import Collective, collectives, sent_bytes
 
-__all__ = ["OTHER", "SHOWN", "Line", "Refused", "divided", "recipes", "strategy_table"]
+__all__ = ["OTHER", "SHOWN", "Line", "Refused", "divided", "recipes", "strategy_table", "usual_recipes"]
 
 SHOWN = ("parameters", "gradients", "optimizer", "activations", "communication")
 OTHER = tuple(name for name in CATEGORIES if name not in SHOWN)
@@ -87,6 +89,12 @@ def strategy_table(
 def recipes(precision: str) -> tuple[str, ...]:
     """A precision, and what engines with master copies take in its place."""
     return tuple(filter(None, (precision, _MASTERS.get(precision))))
+
+
+def usual_recipes(base: Plan) -> tuple[str, ...]:
+    """Where no precision is said: what ``memcalc.search`` takes for this job, and the same with master copies."""
+    usual = default_precisions(base)[0]
+    return (usual, f"{usual}-master") if f"{usual}-master" in PRECISIONS else recipes(usual)
 
 
 def _pointless(plan: Plan) -> str:

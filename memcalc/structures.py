@@ -18,7 +18,7 @@ from memcalc.search import Search
 from memcalc.strategies import STRATEGIES
 from memcalc.strategy_table import recipes
 
-__all__ = ["FILL", "Structure", "simplicity", "structures"]
+__all__ = ["FILL", "Structure", "in_the_way", "simplicity", "structures"]
 
 FILL = 4
 """Micro batches per stage of a pipeline where the accumulation is open: from there on the bubble is small (Huang et al.
@@ -70,6 +70,29 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
 
 def structures(job: Search) -> Iterator[Structure]:
     """Every structure whose choices can stand together."""
+    for plan, batches in _combinations(job):
+        if isinstance(plan, PlanError) or (job.runnable and plan.untrained):
+            continue
+        if job.allows is None or job.allows(plan):
+            yield Structure(
+                plan=plan,
+                micro_batches=tuple(size for size, _ in batches),
+                accumulations=tuple(count for _, count in batches),
+            )
+
+
+def in_the_way(job: Search) -> str:
+    """Why choices cannot stand together, in the words of the first that cannot; blank where nothing says so."""
+    for plan, _ in _combinations(job):
+        if isinstance(plan, PlanError):
+            return str(plan)
+        if job.runnable and plan.untrained:
+            return f"memcalc cannot train {plan.untrained}"
+    return ""
+
+
+def _combinations(job: Search) -> Iterator[tuple[Plan | PlanError, list[tuple[int, int]]]]:
+    """Every combination of choices as a plan at its first micro batch, or as the reason why there is none."""
     choices = list(_choices(job))
     for ranks, tensor, pipeline in product(job.ranks, job.tensors, job.pipelines):
         nodes, layout = job.nodes(ranks), _layout(job, tensor, pipeline)
@@ -80,15 +103,8 @@ def structures(job: Search) -> Iterator[Structure]:
             continue
         for strategy, fsdp in _divisions(job, ranks, nodes, layout):
             for choice in choices:
-                plan = _plan(
-                    job, batches[0], ranks=ranks, nodes=nodes, layout=layout, strategy=strategy, fsdp=fsdp, **choice
-                )
-                if plan is not None and not (job.runnable and plan.untrained):
-                    yield Structure(
-                        plan=plan,
-                        micro_batches=tuple(size for size, _ in batches),
-                        accumulations=tuple(count for _, count in batches),
-                    )
+                where = {"ranks": ranks, "nodes": nodes, "layout": layout, "strategy": strategy, "fsdp": fsdp}
+                yield _plan(job, batches[0], **where, **choice), batches
 
 
 def _layout(job: Search, tensor: int, pipeline: int) -> Layout:
@@ -145,8 +161,8 @@ def _choices(job: Search) -> Iterator[dict[str, object]]:
         }  # fmt: skip
 
 
-def _plan(job: Search, batch: tuple[int, int], **fields: object) -> Plan | None:
-    """The plan, or None where choices cannot stand together, such as Adafactor on shards."""
+def _plan(job: Search, batch: tuple[int, int], **fields: object) -> Plan | PlanError:
+    """The plan, or why choices cannot stand together, such as Adafactor on shards."""
     row, offload = STRATEGIES[str(fields["strategy"])], fields["offload"]
     if row.engine != "torch":
         precision, adapter = str(fields["precision"]), job.base.adapter
@@ -158,5 +174,5 @@ def _plan(job: Search, batch: tuple[int, int], **fields: object) -> Plan | None:
         fields["offload"] = Offload(optimizer="cpu", parameters="cpu")
     try:
         return replace(job.base, micro_batch=batch[0], accumulation=batch[1], **fields)  # type: ignore[arg-type]
-    except PlanError:
-        return None
+    except PlanError as error:
+        return error

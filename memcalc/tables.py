@@ -6,9 +6,11 @@ import csv
 import io
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
+from textwrap import fill
 
-__all__ = ["FORMATS", "coloured", "heading", "printable", "render"]
+__all__ = ["FORMATS", "coloured", "columns", "folded", "heading", "printable", "render"]
 
 FORMATS = ("table", "markdown", "csv", "json")
 
@@ -64,6 +66,37 @@ def printable(text: str) -> str:
     'two lines ?[31m'
     """
     return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def columns() -> int | None:
+    """Columns of the terminal that is written to, or that COLUMNS says; None where neither is there: a file is endless."""
+    said = os.environ.get("COLUMNS", "")
+    if said.isascii() and said.isdigit() and int(said):
+        return int(said)
+    try:
+        return os.get_terminal_size(sys.stdout.fileno()).columns if sys.stdout.isatty() else None
+    except (OSError, ValueError):
+        return None
+
+
+def folded(line: str, mark: str, room: int | None) -> str:
+    """A sentence after its mark, broken between words where ``room`` ends.
+
+    >>> print(folded("peak is allocated memory", "- ", 16))
+    - peak is
+        allocated
+        memory
+    """
+    if room is None:
+        return mark + line
+    return fill(
+        line,
+        room,
+        initial_indent=mark,
+        subsequent_indent=" " * (len(mark) + 2),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
 
 
 def _cell(value: object) -> object:

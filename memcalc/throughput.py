@@ -4,7 +4,7 @@
     step        = micro batches through the pipeline + exposed communication + optimizer + offload
 
 Everything is a sum of terms that are fixed or grow with the samples of a micro batch, so that one structure's times at any
-number of micro batches are a few operations on arrays. Every coefficient stands in ``memcalc/coefficients.py`` with its
+number of micro batches are a few operations on arrays. Every coefficient stands in ``memcalc/coefficient_table.py`` with its
 source; what is fitted is fitted by ``memcalc calibrate --published``, never by hand.
 """
 
@@ -58,7 +58,7 @@ class StepTimes:
     samples: Any
     """Samples of the step over all ranks."""
     low: Any
-    """One in ten published runs is faster than this."""
+    """One in ten published runs is faster than this, each project counting the same."""
     high: Any
     """And one in ten slower."""
     tokens: int

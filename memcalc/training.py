@@ -13,12 +13,12 @@ from memcalc.files import read_json, write_text
 from memcalc.hyperparameters import read_coefficients, read_scaling
 from memcalc.rates import read_schedule
 
-__all__ = ["TRAINING_VERSION", "Training"]
+__all__ = ["LIMITS", "TRAINING_VERSION", "Training"]
 
 TRAINING_VERSION = 1
 
 _MOST_STEPS = 10**9
-_LIMITS = {
+LIMITS = {
     "steps": (1, _MOST_STEPS),
     "seed": (0, 2**31 - 1),
     "eval_every": (0, _MOST_STEPS),
@@ -26,6 +26,7 @@ _LIMITS = {
     "measure_steps": (0, _MOST_STEPS),
     "keep_checkpoints": (0, _MOST_STEPS),
 }
+"""Least and most of whole numbers; past the most a number is a slip."""
 _FASTEST = 1e3  # learning rate; past these limits a number is a slip
 
 
@@ -64,7 +65,7 @@ class Training:
     """Continue from the newest complete checkpoint of the same folder."""
 
     def __post_init__(self) -> None:
-        for name, (least, most) in _LIMITS.items():
+        for name, (least, most) in LIMITS.items():
             value = getattr(self, name)
             if not least <= value <= most:
                 limit = f"at least {least}" if value < least else f"at most {most}"
@@ -89,9 +90,8 @@ class Training:
         if self.data is not None and not (self.data.is_file() or self.data.is_dir()):
             raise FileError(f"data {self.data} is a device, a pipe or a socket; give a text file or a folder")
         if self.tokenizer is not None and not self.tokenizer.is_file():
-            raise FileError(
-                f"tokenizer {self.tokenizer} does not exist; give a tokenizers JSON, or leave --tokenizer out"
-            )
+            what = "is no file" if self.tokenizer.exists() else "does not exist"
+            raise FileError(f"tokenizer {self.tokenizer} {what}; give a tokenizer.json, or leave --tokenizer out")
 
     def arguments(self) -> list[str]:
         """The options as the trainers take them.

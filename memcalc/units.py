@@ -11,7 +11,7 @@ from decimal import Context, Decimal, InvalidOperation
 
 from memcalc.errors import InputError, shorten
 
-__all__ = ["BINARY", "DECIMAL", "format_both", "format_bytes", "format_count", "parse_bytes", "parse_count"]
+__all__ = ["BINARY", "DECIMAL", "format_both", "format_bytes", "format_count", "parse_bytes", "parse_count", "things"]
 
 DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
@@ -90,6 +90,15 @@ def format_both(count: int) -> str:
     '83 GB (77.3 GiB)'
     """
     return f"{format_bytes(count)} ({format_bytes(count, binary=True)})"
+
+
+def things(count: int, thing: str) -> str:
+    """A count and what is counted, in the plural unless it is one.
+
+    >>> things(1, "sample"), things(16255, "sample")
+    ('1 sample', '16,255 samples')
+    """
+    return f"{format_count(count)} {thing}{'s' * (count != 1)}"
 
 
 def format_count(count: int) -> str:

@@ -110,7 +110,7 @@ def latents(draw: st.DrawFn, max_layers: int = 2) -> Model:
     heads = draw(st.sampled_from([1, 2, 4]))
     return Model(
         name="drawn-latent", family="decoder", layers=draw(st.integers(1, max_layers)), hidden=draw(st.integers(4, 60)),
-        heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)), vocab=draw(st.integers(2, 300)), gated=True,
+        heads=heads, kv_heads=heads, ffn=draw(st.integers(1, 99)), vocab=draw(st.integers(2, 300)),
         context=draw(st.sampled_from([8, 16, 33])), head_dim=draw(st.sampled_from([10, 16])), rotary_dim=4,
         value_dim=draw(st.sampled_from([5, 10, 16])), q_lora=draw(st.sampled_from([0, 9])), kv_lora=draw(st.integers(1, 20)),
         biases=draw(st.sampled_from([(), ("qkv", "out")])), tied=draw(st.booleans()),

@@ -2,25 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from memcalc import launch as launch_module
+from memcalc.checkpoints import COMPLETE, INDEX, Marker
 from memcalc.errors import MemcalcError
 from memcalc.launch import launch
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from memcalc.run_folder import COMPLETE
 from memcalc.training import Training
 
 PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=32, micro_batch=1, device="cpu")
 TWO = replace(PLAN, strategy="ddp", ranks=2)
 
-CHECKPOINT = (
-    "step = out / 'checkpoints' / 'step-{step}'; step.mkdir(parents=True); (step / '" + COMPLETE + "').write_text('')\n"
-)
+
+def marker(step: int, plan: Plan = PLAN) -> Marker:
+    return Marker(step=step, losses=[None] * step, scaler={}, model=plan.model, optimizer=plan.optimizer)
+
+
+def saves(step: int) -> str:
+    """Lines of a stub that leave a complete checkpoint, as far as launch looks at it."""
+    text = json.dumps(asdict(marker(step)))
+    return (
+        f"step = out / 'checkpoints' / 'step-{step}'; step.mkdir(parents=True); (step / '{INDEX}').touch()\n"
+        f"(step / '{COMPLETE}').write_text({text!r})\n"
+    )
 
 
 def run(plan: Plan, out: Path, lines: list[str] | None = None, **options: object) -> launch_module.Run:
@@ -45,4 +55,5 @@ def write(out: Path, names: tuple[str, ...]) -> None:
 
 def checkpoint(out: Path, step: int) -> None:
     """A complete checkpoint, as far as launch looks at it."""
-    write(out, (f"checkpoints/step-{step}/{COMPLETE}",))
+    write(out, (f"checkpoints/step-{step}/{INDEX}",))
+    marker(step).save(out / "checkpoints" / f"step-{step}")

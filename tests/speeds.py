@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memcalc.coefficients import COEFFICIENTS
+from memcalc.coefficient_table import COEFFICIENTS
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.rank_hardware import hardware_of

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from memcalc.bench.rows import COLUMNS, Row, read_rows, select
-from memcalc.bench.words import say
 from memcalc.errors import FileError, InputError
 from tests.published_rows import GPT2, row_of, text_of
 
@@ -29,19 +28,6 @@ def test_rows_are_read(file: Callable[[str], Path]) -> None:
     assert row.whole("layers") == 12
     assert row.whole("lora_rank") is None
     assert row_of(seq_len="<=512").whole("seq_len") is None
-
-
-@pytest.mark.parametrize("text", ["-8", "nan", "inf", "3.5", "1e15", "-0.1"])
-@pytest.mark.parametrize("column", ["hidden", "heads", "ffn", "n_gpus", "lora_rank", "n_params"])
-def test_a_number_that_cannot_be_skips_its_row_even_where_it_is_not_needed(column: str, text: str) -> None:
-    found = say(row_of(**{column: text}))
-    assert found.plan is None
-    assert f"{column.replace('_', ' ')} is {text!r}, which it cannot be" in [lack.reason for lack in found.lacks]
-
-
-@pytest.mark.parametrize(("column", "text"), [("gpu_gib", "95.04"), ("kv_heads", "0"), ("lora_rank", "config default")])
-def test_numbers_and_words_that_can_be_are_left_alone(column: str, text: str) -> None:
-    assert row_of(**{column: text}).impossible == []
 
 
 @pytest.mark.parametrize(

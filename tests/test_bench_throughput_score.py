@@ -149,6 +149,8 @@ def test_json_of_the_command(tmp_path: Path) -> None:
         "groups", "pairs", "pairs_right_pct", "median_regret_pct", "p90_regret_pct", "mfu_median_error_pct",
     ]  # fmt: skip
     assert set(found["halves"]) == {"calibration", "never used"}
+    assert [line["half"] for line in found["range"]] == ["calibration", "never used"]
+    assert sum(line["rows"] for line in found["range"]) > 3
     assert found["summary"]["groups"] == sum(group["regret_pct"] is not None for group in found["groups"])
     assert found["summary"]["pairs"] == sum(group["pairs"] for group in found["groups"])
     for group in found["groups"]:

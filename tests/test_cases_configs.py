@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from memcalc.cli.app import app
 from memcalc.hf.reading import read_model
 from memcalc.plan import Plan
 
@@ -57,3 +60,33 @@ def test_c37_quantised_files_are_counted_by_their_shapes(count: int, method: str
     assert {weight.dtype for weight in plan.weights} == {""}  # what is trained in is said by the precision alone
     assert any(note.startswith("quantization_config ") for note in model.notes)
     assert any(note.startswith("torch_dtype ") for note in model.notes)
+
+
+def test_c39_a_local_file_needs_no_network_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """huggingface/accelerate issue 4212, embeddings-benchmark/mteb pull request 4090: a name, a path and a hub's id were
+    taken for each other, and the hub was asked without need."""
+
+    def ask(*_: object, **__: object) -> None:
+        raise AssertionError("the network was asked")
+
+    for name in ("socket", "create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, ask)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text(json.dumps(LLAMA_3_1 | SIZES[8_030_261_248]))
+    before = sorted(tmp_path.rglob("*"))
+    for words in ("mine", "mine/config.json", str(tmp_path / "mine")):
+        result = CliRunner().invoke(app, ["estimate", words, "--seq-len", "8"])
+        assert (result.exit_code, "mine: 8,030,261,248 parameters" in result.output) == (0, True), result.output
+    for words, said in (
+        (
+            "meta-llama/Llama-3.1-8B",
+            "meta-llama/Llama-3.1-8B does not exist; give the path of a config.json or of a folder",
+        ),
+        ("Llama-3.1-8X", "unknown model 'Llama-3.1-8X'; did you mean 'llama-3.1-8b'?"),
+    ):
+        result = CliRunner().invoke(app, ["estimate", words])
+        assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1)
+        assert result.stderr.startswith(f"memcalc: {said}")
+    assert sorted(tmp_path.rglob("*")) == before

@@ -7,9 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from memcalc.cli.app import app
+from memcalc.ledger import ledger
 from memcalc.models import MODELS
-from tests.figures import parameters, trained
+from tests.figures import parameters, sized, trained
 
 
 def test_c30_factors_that_are_no_whole_number_and_three_matrices() -> None:
@@ -49,3 +52,15 @@ def test_c31_a_tied_head_saves_the_embedding() -> None:
     model = dataclasses.replace(MODELS["t5-small"], vocab=50_000, hidden=384, heads=16, kv_heads=16, ffn=1536)
     tied, untied = (parameters(trained(dataclasses.replace(model, tied=tied), tokens=8)) for tied in (True, False))
     assert untied - tied == 50_000 * 384 == 19_200_000
+
+
+def test_c40_a_size_alone_is_printed_as_it_was_taken_and_marked_rough() -> None:
+    """RahulSChand/gpu_poor issue 7, 0xBakeer/inference-atlas pull request 153: 16B typed and the model's file gave different
+    memory; what is called 35B has 35.952B parameters."""
+    result = CliRunner().invoke(app, ["estimate", "--params", "8b", "--gpu", "b200"])
+    assert "8,000,000,000 parameters, fp32, adamw" in result.output
+    assert "verdict: unknown on b200" in result.output and "activations are not counted" in result.output
+    states = ("parameters", "gradients", "optimizer")
+    for model, count in ((sized(8_000_000_000), 8_000_000_000), (MODELS["llama-3-8b"], 8_030_261_248)):
+        found = ledger(trained(model, tokens=8 * bool(model.context)))
+        assert sum(found.at_moment("step", name) for name in states) == 16 * count

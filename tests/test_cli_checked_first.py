@@ -53,6 +53,48 @@ def test_data_that_never_ends_is_refused_before_a_folder_is_made(plan: Path, dry
     Training(data=plan), Training(data=plan.parent)
 
 
+@pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_odd_data_is_refused_before_a_rank_starts(plan: Path, dry: tuple[str, ...]) -> None:
+    """tests/test_data.py has more of what data may be."""
+    here = plan.parent
+    (here / "empty").mkdir()
+    for name, content in (("none.txt", b""), ("short.txt", b"short"), ("noise", bytes(999)), ("odd.bin", b"abc")):
+        (here / name).write_bytes(content)
+    before = sorted(here.rglob("*"))
+    for option, name, message in (
+        ("--data", "none.txt", "none.txt is empty"),
+        ("--data", "short.txt", "short.txt has 5 tokens; at least 33 are needed for samples of 16"),
+        ("--data", "noise", "noise is not text; give text"),
+        ("--data", "odd.bin", "odd.bin has 3 bytes; a .bin of uint16 token ids"),
+        ("--data", "empty", "empty holds no text files"),
+        ("--tokenizer", "empty", "empty is no file; give a tokenizer.json"),
+        ("--tokenizer", "noise", "noise is not valid JSON"),
+        ("--tokenizer", "none.txt", "none.txt is empty"),
+        ("--tokenizer", "odd.bin", "odd.bin is not valid JSON"),
+    ):
+        said = refused("launch", plan, option, here / name, "--out", here / "run", *dry)
+        assert message in said and said.count("\n") == 1
+    assert sorted(here.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("option", "most"),
+    [
+        ("--steps", "1,000,000,000"), ("--seed", "2,147,483,647"), ("--eval-every", "1,000,000,000"),
+        ("--checkpoint-every", "1,000,000,000"), ("--measure-steps", "1,000,000,000"), ("--max-restarts", "1,000"),
+        ("--keep-checkpoints", "1,000,000,000"), ("--nodes", "1,000,000,000,000"),
+    ],
+)  # fmt: skip
+def test_a_number_too_large_is_one_line(plan: Path, option: str, most: str) -> None:
+    launch = ("launch", plan, "--dry-run", "--out", plan.parent / "run", option)
+    above = str(int(most.replace(",", "")) + 1)
+    assert refused(*launch, above) == f"memcalc: {option} {above} must be at most {most}\n"
+    assert refused(*launch, "9" * 5000) == f"memcalc: {option} '{'9' * 56}... must be at most {most}\n"
+    assert refused(*launch, "1e18") == f"memcalc: {option} '1e18' is not a whole number\n"
+    assert refused(*launch, "-1").startswith(f"memcalc: {option} -1 must be at least ")
+
+
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 def test_a_dry_run_refuses_the_folders_that_a_run_refuses(plan: Path, dry: tuple[str, ...]) -> None:
     circle, used = plan.parent / "circle", plan.parent / "used"

@@ -59,6 +59,19 @@ def test_what_is_given_is_kept(run: Run) -> None:
     assert said == ["zero-1", 1, 3, "fp32", 64]
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--only deepspeed --adapter lora --quantize nf4", "deepspeed-0 with quantised weights (nf4) is not counted; take ddp or FSDP"),
+        ("--only megatron --launch --out run", "memcalc cannot train with megatron-ddp"),
+    ],
+)  # fmt: skip
+def test_what_stands_in_the_way_of_every_plan_is_said(run: Run, words: str, reason: str) -> None:
+    done = run("gpt2", "--gpus", "8", "--gpu", "a100-80gb", *words.split())
+    assert done.exit_code == 2
+    assert done.stderr.rstrip().endswith(f"over 8 ranks: {reason}")
+
+
 def test_a_global_batch_is_made_of_micro_batches(run: Run) -> None:
     found = asked(
         run(

@@ -127,10 +127,10 @@ def test_what_is_true_of_several_plans_is_said_once(run: Run) -> None:
     assert "  1, 2, 3, 4, 5: the optimizer's step is one fused kernel, without temporaries" in lines
 
 
-def test_many_gpus_on_one_machine_and_a_full_card_are_pointed_out(run: Run) -> None:
+def test_many_gpus_are_on_machines_of_eight_and_a_full_card_is_pointed_out(run: Run) -> None:
     flat = ("--without", "tensor-parallel,pipeline-parallel")
     text = run("gpt2-xl", "--gpus", "16", "--gpu", "h100", *flat).output
-    assert "all 16 GPUs are taken to be in 1 machine; where they are in more, say so: --nodes 2 for 8 in each" in text
+    assert "on 16 x h100-80gb on 2 machines" in text
     assert "1: less than 2% of the card is left" in text and "--keep-free 5%" in text
-    text = run("gpt2-xl", "--gpus", "16", "--nodes", "2", "--gpu", "h100", *flat, "--keep-free", "10%").output
+    text = run("gpt2-xl", "--gpus", "16", "--gpu", "h100", *flat, "--keep-free", "10%").output
     assert "on 16 x h100-80gb on 2 machines" in text and "1 machine" not in text and "of the card is left" not in text

@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from memcalc.cli.app import app
+from memcalc.configs.emit import text_of
+from memcalc.configs.sayable import narrowed
 from memcalc.configs.scripts import sbatch, torchrun
+from memcalc.configs.write import FORMATS
 from memcalc.errors import PlanError
+from memcalc.loss import Loss
 from memcalc.models import MODELS
 from memcalc.plan import Plan
+from memcalc.search import search
+from memcalc.strategies import STRATEGIES
+from memcalc.structures import structures
 from memcalc.training import Training
 from tests.launch_files import ACCELERATE_FSDP_2, FSDP, TUTORIAL
 
@@ -99,7 +109,7 @@ def test_options_of_the_run_win_over_the_file(run: Run, stub: Callable[[str], No
     ("words", "message"),
     [
         (["--out", "run"], "give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE"),
-        (["plan.json", "--out", "run", "--gpus", "2"], "plan.json says the whole plan; leave out: ranks"),
+        (["plan.json", "--out", "run", "--gpus", "2"], "plan.json says the whole plan; leave out --gpus"),
         (["plan.json", "--out", "run", "--scale-to-ranks", "2"], "--scale-to-ranks scales what a launch file says"),
         (["gtp2-tiny", "--config", "fsdp.yaml"], "unknown model 'gtp2-tiny'; did you mean 'gpt2-tiny'?"),
         (["gpt2-tiny", "--config", "accelerate.yaml"], "--out DIR is missing"),
@@ -170,6 +180,55 @@ def test_what_cannot_be_written_leaves_nothing(run: Run) -> None:
     assert "--replace belongs to --emit" in run(*words, "--replace").stderr
     Path("taken").write_text("")
     assert "taken cannot be made" in run(*words, "--emit", "accelerate", "taken").stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--only", "deepspeed", "--emit", "fsdp"],
+         "--emit fsdp: the fsdp file cannot say strategy deepspeed-0; it has: fsdp-full-shard, fsdp-no-shard; take --emit "
+         "deepspeed or accelerate"),
+        (["--precision", "bf16", "--emit", "fsdp"], "--emit fsdp: the fsdp file cannot say precision bf16; it has: amp-fp16"),
+        (["--optimizer", "adafactor", "--emit", "deepspeed"], "--emit deepspeed: a DeepSpeed file cannot say optimizer adafactor"),
+        (["--checkpointing", "every-2", "--emit", "accelerate"], "--emit accelerate: accelerate cannot say a checkpoint every 2"),
+    ],
+)  # fmt: skip
+def test_what_no_plan_of_a_search_can_say_is_found_before_it(
+    run: Run, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["memcalc.recommend"], "recommend", lambda *args, **options: pytest.fail("searched"))
+    done = run("recommend", "gpt2", "--gpus", "8", "--gpu", "a100-80gb", *words, "made")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert not Path("made").exists()
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_only_what_the_file_can_say_is_searched(kind: str) -> None:
+    """All of it, and nothing else: exactly the plans that are then written."""
+    base = Plan(
+        model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=8, strategy="ddp", gpu="a100-80gb", precision="amp-bf16"
+    )
+    few: dict[str, Any] = {
+        "tensors": (1, 2),
+        "pipelines": (1, 2),
+        "checkpoints": (0, 1, 2),
+        "kinds": ("foreach",),
+        "losses": (Loss(),),
+    }
+    job = search(base, strategies=[row.name for row in STRATEGIES.values()], **few)
+    found, names = narrowed(job, kind, named=True)
+    assert set(names) == {row.name for row in STRATEGIES.values() if FORMATS[kind].takes(row)}
+    able = []
+    for each in structures(job):
+        with contextlib.suppress(PlanError):
+            text_of(each.plan, kind, Training())
+            able.append(each)
+    assert list(structures(found)) == able
+    usual = search(base, **few)
+    assert narrowed(usual, kind, named=False)[1] == tuple(
+        name for name in names if name in usual.strategies or kind == "deepspeed"
+    )
 
 
 def test_the_scripts_say_nodes_and_ranks() -> None:

@@ -81,7 +81,7 @@ def test_written_out_the_decoder_has_a_score_for_each_position_of_the_encoder() 
 
 def test_roberta_leaves_its_first_positions_out() -> None:
     assert Plan(model=ROBERTA, tokens=128, micro_batch=1).tokens == 128
-    with pytest.raises(MemcalcError, match="129 tokens are more than the 128 positions of roberta"):
+    with pytest.raises(MemcalcError, match="129 tokens are more than the 128 positions of model 'roberta"):
         Plan(model=ROBERTA, tokens=129, micro_batch=1)
 
 

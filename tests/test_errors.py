@@ -46,9 +46,9 @@ def test_without_anything_known_it_says_so() -> None:
 
 
 def test_a_megabyte_of_name_is_answered_at_once() -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert len(str(UnknownNameError("GPU", "gpt2-" * 200_000, ["a100", "gpt2"]))) < 150
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
 
 
 @given(st.text() | st.binary() | st.lists(st.integers()), st.integers(3, 100))

@@ -12,9 +12,9 @@ import pytest
 
 from memcalc import doctor_system, extensions
 from memcalc.errors import RunError
-from memcalc.launch import require_engine
 from memcalc.models import MODELS
 from memcalc.plan import Plan
+from memcalc.runnable import require_engine
 
 ZERO = Plan(
     model=MODELS["gpt2-tiny"], tokens=16, micro_batch=2, strategy="deepspeed-2", ranks=2, precision="bf16-master", device="cpu"

@@ -9,15 +9,52 @@ import pytest
 
 from memcalc.errors import FileError, InputError, PlanError
 from memcalc.estimate import estimate
-from memcalc.models import FAMILIES, MODELS
+from memcalc.models import FAMILIES, MODELS, Model, Module
 from memcalc.plan import Plan
 
 MOE, T5, RESNET = (MODELS[name] for name in ("mixtral-8x7b", "t5-base", "resnet-18"))
 
 
+OTHER = {int: 3, bool: True, float: 0.5, str: "other", tuple: ("other",)}
+EVERY = {
+    **{
+        MODELS[name].family: MODELS[name]
+        for name in ("gpt2", "mlp", "llama-3-8b", "opt-125m", "bert-base", "vit-base-16")
+    },
+    **{model.family: model for model in (MOE, T5, RESNET, MODELS["megatron-1.3b"])},
+    "size": Model(name="size", family="size", parameters=10**6),
+}
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_what_a_family_does_not_read_is_refused_by_name(family: str) -> None:
+    model = EVERY[family]
+    tokens = 32 if FAMILIES[family].reads == "tokens" else 0
+    plan = Plan(model=model, tokens=tokens, micro_batch=1)
+    read = {"name", "family", "dropout", "notes", "uncounted", *FAMILIES[family].fields}
+    fields = {field.name: field for field in dataclasses.fields(Model)}
+    assert read <= set(fields)
+    for name in sorted(set(fields) - read):
+        others = {
+            "module": Module(factory="a:b"),
+            "vision": MODELS["vit-base-16"],
+            "dense_layers": (1,),
+            "stages": (1,),
+            "widths": (1,),
+        }
+        said = others[name] if name in others else OTHER[type(fields[name].default)]
+        with pytest.raises(
+            PlanError, match=rf"^model {model.name}: {name} .* says nothing of the family {family}; leave it out$"
+        ):
+            dataclasses.replace(plan, model=dataclasses.replace(model, **{name: said}))
+
+
 @pytest.mark.parametrize(
     ("base", "changes", "message"),
     [
+        ("gpt2", {"positions": "rotary"}, "positions 'rotary' says nothing of the family gpt2; leave it out"),
+        ("gpt2", {"experts": 4}, "experts 4 says nothing of the family gpt2"),
+        ("bert-base", {"activation": "tanh"}, "unknown model bert-base: activation 'tanh'; known: gelu, relu"),
         ("bert-base", {"head": "pooled", "classes": 3}, "model bert-base: 3 classes, but its head is pooled"),
         ("mixtral-8x7b", {"top_k": 9}, "each token takes 9 experts, but there are 8"),
         ("mixtral-8x7b", {"experts": 0}, "experts 0 must be at least 1"),
@@ -31,11 +68,11 @@ MOE, T5, RESNET = (MODELS[name] for name in ("mixtral-8x7b", "t5-base", "resnet-
         ("bert-base", {"tied": False}, "tied is false, but the head of bert is the token embedding itself"),
         ("mixtral-8x7b", {"dense_layers": (0, 1)}, "blocks 0, 1 have no experts; give dense_ffn, their MLP's width"),
         ("mixtral-8x7b", {"shared_gate": True}, "a gate of the shared expert, but there is none; give shared_ffn"),
-        ("mixtral-8x7b", {"embedding_dim": 8}, "embedding dim is for the family decoder, not moe"),
+        ("mixtral-8x7b", {"embedding_dim": 8}, "embedding_dim 8 says nothing of the family moe"),
         ("mixtral-8x7b", {"biases": ("mlp",)}, "a bias of mlp is for the family decoder; moe has only qkv and out"),
         ("mixtral-8x7b", {"q_lora": 8}, "q_lora and value_dim are of latent attention, which needs kv_lora"),
         ("mixtral-8x7b", {"kv_lora": 8}, "head_dim 0 must be at least 1"),
-        ("llama-3-8b", {"norm_after": True}, "norm after is for the family decoder, not llama"),
+        ("llama-3-8b", {"norm_after": True}, "norm_after True says nothing of the family llama; leave it out"),
         ("opt-125m", {"norm_after": True, "side_by_side": 1}, "norm after needs attention and MLP one after the other"),
         ("opt-125m", {"fused_gate_up": True}, "fused gate and up, but its MLP has no gate"),
         ("t5-base", {"heads": 7}, "7 heads do not divide hidden 768"),

@@ -221,8 +221,11 @@ def test_an_unknown_way_is_refused_with_the_nearest_name() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"family": "llama", "norm": "layer"}, "norm is for the family decoder, not llama"),
-        ({"family": "llama", "biases": ("out",)}, "a bias of out is for the family decoder; llama has only qkv"),
+        ({"family": "llama", "gated": False, "norm": "layer"}, "norm .layer. says nothing of the family llama"),
+        (
+            {"family": "llama", "gated": False, "biases": ("out",)},
+            "a bias of out is for the family decoder; llama has only qkv",
+        ),
         ({"biases": ("o",)}, "biases 'o'"),
         ({"biases": ("norm",)}, "RMSNorm has none; take norm layer"),
         ({"rotary_dim": 5}, "rotary positions on 5 of a head's width 16"),

@@ -16,6 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 LAYERS = [
     ["errors", "units", "files", "records", "extensions", "collector"],
     ["catalog", "palette", "plain_pickle", "rates", "hyperparameters", "snapshot_fields"],
+    ["coefficient_table"],
     ["coefficients"],
     ["precision", "quantised", "hardware", "timeline", "snapshot", "spec", "allocator_options", "allocator_blocks"],
     ["machine", "allocator"],
@@ -58,7 +59,8 @@ LAYERS = [
     ],
     ["sound"],
     ["plan"],
-    ["named_code"],
+    ["named_code", "images"],
+    ["data", "checkpoints"],
     ["sharding", "stages"],
     ["host"],
     ["parallel", "pipeline", "adapted"],
@@ -100,7 +102,9 @@ LAYERS = [
         "compare",
         "supervise",
         "training",
+        "foreign",
         "run_folder",
+        "runnable",
         "failure",
         "launch",
         "module",
@@ -121,7 +125,7 @@ ALLOWED = {
 }
 OPTIONAL = {
     "trainers": {"PIL", "accelerate", "deepspeed", "safetensors", "tokenizers", "transformers"},
-    "memcalc": {"matplotlib", "yaml"},
+    "memcalc": {"PIL", "matplotlib", "tokenizers", "yaml"},
 }  # imported inside the function that needs them
 
 FILES = sorted([*(ROOT / "memcalc").rglob("*.py"), *(ROOT / "trainers").rglob("*.py")])
@@ -214,7 +218,7 @@ sys.meta_path.insert(0, Blocked())
 
 def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", BLOCKED + code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["estimate", "gpt2", "--micro-batch", "1"]], ids=" ".join)

@@ -16,7 +16,7 @@ from memcalc.errors import RunError
 from memcalc.failure import failure
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
-from tests.launching import CHECKPOINT, PLAN, TWO, checkpoint, run
+from tests.launching import PLAN, TWO, checkpoint, run, saves
 
 pytestmark = pytest.mark.usefixtures("machine")
 
@@ -172,7 +172,7 @@ def test_a_torn_error_file_hides_nothing(tmp_path: Path, text: str) -> None:
 
 
 def test_what_an_earlier_try_said_is_forgotten(tmp_path: Path, stub: Callable[[str], None]) -> None:
-    stub(said(0, "error", "old") + CHECKPOINT.format(step=1) + "sys.exit(1)")
+    stub(said(0, "error", "old") + saves(1) + "sys.exit(1)")
     with pytest.raises(RunError, match="old"):
         run(PLAN, tmp_path)
     stub("sys.exit(9)")

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.cli.app import app
 from memcalc.errors import InputError, MemcalcError, PlanError
 from memcalc.failure import OutOfMemory
 from memcalc.launch import Place, launch, torchrun
 from memcalc.plan import Plan
-from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
-from tests.launching import CHECKPOINT, PLAN, TWO
+from tests.launching import PLAN, TWO, saves
 
 pytestmark = pytest.mark.usefixtures("machine")
 NODES = replace(TWO, ranks=4, nodes=2)
@@ -106,7 +106,7 @@ def test_the_next_plan_goes_on_from_the_last_checkpoint(
         import_module("memcalc.recommend"), "next_plan", lambda plan, capacity: None if plan == following else following
     )
     stub(
-        "if '--resume' in sys.argv: print('resumed'); sys.exit(0)\n" + CHECKPOINT.format(step=5) + OUT_OF_MEMORY
+        "if '--resume' in sys.argv: print('resumed'); sys.exit(0)\n" + saves(5) + OUT_OF_MEMORY
     )  # the first try saves step 5 and fails
     lines: list[str] = []
     launch(PLAN, out=tmp_path / "run", training=Training(), on_oom_next=True, show=lines.append)

@@ -17,7 +17,7 @@ from memcalc.errors import PlanError
 from memcalc.estimate import estimate
 from memcalc.layout import Layout
 from memcalc.ledger import fullest, ledger, peaks
-from memcalc.models import FAMILIES, MODELS
+from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.plan import Plan
 from memcalc.schedules import in_flight, passes, played
 from memcalc.stages import split, stage, stage_weights
@@ -52,6 +52,34 @@ def test_every_pass_is_run_once_and_backward_after_forward(schedule: str, stages
         assert len(order) == len(set(order)) == 2 * micro_batches * chunks
         place = {each: n for n, each in enumerate(order)}
         assert all(place[each] < place[each._replace(forward=False)] for each in order if each.forward)
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved"])
+def test_a_stack_of_layers_is_divided_like_any_model(schedule: str, normed: bool) -> None:
+    """Each stage of an mlp has its layers only, and memory for what it receives, as wide as the layer before says."""
+    widths, accumulation, batch = (40, 300, 20, 70, 10, 30), 8, 16
+    model = Model(
+        name="pyramid", family="mlp", layers=6, hidden=8, features=5, classes=3, widths=widths, batch_norm=normed
+    )
+    whole = Plan(model=model, micro_batch=batch, accumulation=accumulation, device="cpu")
+    chunks = 2 if schedule == "interleaved" else 1
+    plan = piped(3, whole, schedule=schedule, chunks=chunks)
+    stages = [ledger(plan, index) for index in range(3)]
+    for kind in ("parameters", "buffers"):
+        assert sum(each.at_moment("step", kind) for each in stages) == ledger(whole).at_moment("step", kind)
+    if chunks == 1:
+        seams = [[part.start, part.stop] for index in range(3) for part in stage(plan, index).chunks]
+        inside = [sum(widths[block - 1] for block in blocks if 0 < block < 6) for blocks in seams]
+        received = [each.at_moment("forward", "communication") for each in stages]
+        assert received == [4 * accumulation * batch * size for size in inside]
+    assert fullest(plan)[1].at(batch).peak().bytes == max(each.peak().bytes for each in stages)
+
+
+def test_of_unlike_layers_any_stage_may_be_the_fullest() -> None:
+    model = Model(name="bulge", family="mlp", layers=4, hidden=8, features=5, classes=3, widths=(10, 20, 900, 10))
+    plan = piped(4, Plan(model=model, micro_batch=1, accumulation=4, device="cpu"))
+    assert fullest(plan)[0] == 2
 
 
 @given(st.integers(1, 9), st.integers(1, 40), st.data())

@@ -45,7 +45,7 @@ def test_a_plan_survives_a_file(tmp_path: Path) -> None:
         ({"micro_batch": 0}, "micro batch 0 must be at least 1"),
         ({"micro_batch": -1}, "micro batch -1 must be at least 0"),
         ({"accumulation": 0}, "accumulation 0 must be at least 1"),
-        ({"tokens": 129}, "129 tokens are more than the 128 positions of gpt2-tiny"),
+        ({"tokens": 129}, "129 tokens are more than the 128 positions of model 'gpt2-tiny'"),
         ({"tokens": 0}, "tokens 0: gpt2-tiny reads tokens"),
         ({"ranks": 2}, "strategy single runs on 1 rank, not 2"),
         ({"ranks": 3, "nodes": 2, "strategy": "ddp"}, "3 ranks do not divide over 2 nodes"),

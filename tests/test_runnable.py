@@ -13,11 +13,13 @@ from memcalc.compute import Compute
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import MemcalcError, PlanError, RunError
 from memcalc.fsdp import Fsdp
-from memcalc.launch import check, require_accelerate, require_engine
+from memcalc.launch import check
 from memcalc.layout import Layout
+from memcalc.loss import Loss
 from memcalc.models import MODELS
 from memcalc.offload import Offload
 from memcalc.plan import Plan
+from memcalc.runnable import require_accelerate, require_engine
 from memcalc.training import Training
 
 PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=1, device="cpu", ranks=2, strategy="ddp")
@@ -25,6 +27,7 @@ ZERO = replace(PLAN, strategy="deepspeed-2")
 LLAMA = replace(PLAN, model=replace(MODELS["llama-tiny"], tied=False))
 PIPED = Layout(pipeline=2)
 HOST = Offload(optimizer="cpu", parameters="cpu")
+HYBRID = replace(PLAN, ranks=4, strategy="fsdp-hybrid-shard", device="cuda", fsdp=Fsdp(replicas=2))
 
 
 @pytest.mark.parametrize(
@@ -118,8 +121,21 @@ def test_deepspeed_is_looked_for_and_so_is_a_compiler(monkeypatch: pytest.Monkey
     ("plan", "kind", "why"),
     [
         (replace(PLAN, strategy="fsdp-full-shard"), PlanError, "makes DDP of FSDP without a word"),
-        (replace(PLAN, strategy="fsdp-hybrid-shard", device="cuda"), PlanError, "not around fsdp-hybrid-shard"),
-        (replace(PLAN, precision="amp-bf16"), PlanError, "not around ddp in amp-bf16"),
+        (replace(PLAN, strategy="zero-1"), PlanError, "not around zero-1; leave out --accelerate"),
+        (replace(HYBRID, fsdp=Fsdp(replicas=2, version="1")), PlanError, "not 2 on 1; take --fsdp-version 2"),
+        (replace(PLAN, precision="amp-bf16"), PlanError, "make the plan with --float32-logits"),
+        (replace(PLAN, precision="amp-fp16"), PlanError, "amp-fp16 on cpu trains in float32 without a word"),
+        (replace(HYBRID, precision="amp-fp16"), PlanError, "keeps a scale that no checkpoint here holds"),
+        (
+            replace(HYBRID, precision="amp-bf16"),
+            PlanError,
+            "in bfloat16, the plan in float32; .* --reduce-dtype compute",
+        ),
+        (
+            replace(HYBRID, strategy="fsdp-full-shard", precision="amp-bf16", fsdp=Fsdp(version="1")),
+            PlanError,
+            "FSDP 1 under torch.autocast beside FSDP's own policy, which is not counted",
+        ),
         (replace(PLAN, strategy="single", layout=PIPED, accumulation=2), PlanError, "leave out --accelerate"),
     ],
 )
@@ -127,7 +143,17 @@ def test_accelerate_is_asked_for_what_it_does(
     monkeypatch: pytest.MonkeyPatch, plan: Plan, kind: type[MemcalcError], why: str
 ) -> None:
     missing(monkeypatch)
-    for fine in (PLAN, ZERO, replace(PLAN, strategy="fsdp-full-shard", device="cuda", fsdp=Fsdp(version="1"))):
+    sharded = replace(PLAN, strategy="fsdp-full-shard", device="cuda")
+    amp = replace(sharded, precision="amp-bf16", fsdp=Fsdp(reduce_dtype="compute"))
+    for fine in (
+        PLAN,
+        ZERO,
+        replace(sharded, fsdp=Fsdp(version="1")),
+        amp,
+        HYBRID,
+        replace(sharded, offload=HOST),
+        replace(PLAN, precision="amp-bf16", loss=Loss(float32_output=True)),
+    ):
         require_accelerate(fine)
     with pytest.raises(kind, match=why):
         require_accelerate(plan)

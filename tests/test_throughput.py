@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memcalc.adapters import Adapter
-from memcalc.coefficients import COEFFICIENTS
+from memcalc.coefficient_table import COEFFICIENTS
 from memcalc.hardware import GPUS
 from memcalc.layout import Layout
 from memcalc.models import Model

@@ -64,10 +64,10 @@ REFUSED = [
 @pytest.mark.parametrize("read", [parse_bytes, parse_count])
 @pytest.mark.parametrize("text", REFUSED, ids=lambda text: ascii(text)[:30])
 def test_everything_else_is_refused_at_once_on_one_line(read: object, text: str) -> None:
-    begin = time.perf_counter()
+    begin = time.process_time()
     with pytest.raises(InputError) as caught:
         read(text)  # type: ignore[operator]
-    assert time.perf_counter() - begin < 0.5
+    assert time.process_time() - begin < 0.5
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 200
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import click
 
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.errors import MemcalcError
 from memcalc.failure import Preempted
 from memcalc.named_code import confirm_code
 from memcalc.plan import Plan
-from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
 from trainers.process import Rank, Signals, join, log_to_file, report
 

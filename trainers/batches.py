@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DistributedSampler
 
+from memcalc import data
 from memcalc.plan import Plan
 from memcalc.training import Training
-from memcalc.units import format_count
-from trainers import data
+from memcalc.units import format_count, things
 from trainers.models import dtype_of
 from trainers.module_batches import called_with, counted, sampled
 from trainers.process import Process
@@ -61,8 +61,7 @@ class Batches:
         self.plan, self.device = plan, process.device
         self.own = plan.model.module
         self.samples = counted(plan) if self.own.sample else data.load(plan, settings.data, settings.tokenizer)
-        what = f"{plan.micro_batch} a rank x {plan.accumulation} micro batches x {plan.data_parallel} ranks"
-        self.training, self.held_out = data.split(self.samples, per_step=plan.global_batch, what=what)
+        self.training, self.held_out = data.split(self.samples, plan)
         self.sampler: DistributedSampler[int] = DistributedSampler(
             self.training,  # type: ignore[arg-type]  # all it asks for is a length
             readers(plan),
@@ -82,8 +81,9 @@ class Batches:
         if not rest:
             return ""
         return (
-            f"{format_count(rest)} of {format_count(len(self.training))} samples do not fill a step of "
-            f"{format_count(self.plan.global_batch)} and are left out of each epoch, different ones every time"
+            f"{format_count(rest)} of {things(len(self.training), 'sample')} "
+            f"{'do not fill' if rest > 1 else 'does not fill'} a step of {format_count(self.plan.global_batch)} and "
+            f"{'are left out of each epoch, different ones' if rest > 1 else 'is left out of each epoch, another one'} every time"
         )
 
     def seek(self, step: int) -> None:

@@ -1,7 +1,4 @@
-"""Sharded checkpoints that are either complete or ignored.
-
-    OUT/checkpoints/step-N/           every rank's part, written by torch.distributed.checkpoint
-    OUT/checkpoints/step-N/done.json  written last, by rename: without it the folder does not count
+"""Sharded checkpoints that are either complete or ignored; memcalc/checkpoints.py says which files they have.
 
 Tensors are stored under the names of the model's weights, whatever wrapped them, so a run can be resumed
 with another strategy or number of ranks.
@@ -10,9 +7,9 @@ with another strategy or number of ranks.
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -21,13 +18,14 @@ import torch.distributed.checkpoint.state_dict_loader as loader
 import torch.distributed.checkpoint.state_dict_saver as saver
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
 
-from memcalc.errors import FileError, PlanError, shorten
-from memcalc.files import read_json, write_text
+from memcalc.checkpoints import Marker, digest, drop_old, read_marker
+from memcalc.errors import FileError, shorten
 from memcalc.plan import Plan
-from memcalc.run_folder import COMPLETE, drop_old
 from trainers.backends import Prepared
+from trainers.checkpoint_reader import Planner, Reader
 from trainers.models import dtype_of
 from trainers.process import Process
 
@@ -95,39 +93,42 @@ def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progres
         shutil.rmtree(path, ignore_errors=True)
     dist.barrier()
     try:
-        saver.save(_state(prepared, plan), checkpoint_id=path)
+        index = saver.save(_state(prepared, plan), checkpoint_id=path)
     except (CheckpointException, OSError) as error:
         raise FileError(f"checkpoint {path} cannot be written: {_cause(error)}") from error
     if process.first:
-        marker = dataclasses.asdict(progress) | _job(plan)
-        write_text(path / COMPLETE, json.dumps(marker) + "\n")
+        done = Marker(
+            step=progress.step, losses=progress.losses, scaler=progress.scaler, model=plan.model, optimizer=plan.optimizer,
+            files=_files(index), index=digest(path),
+        )  # fmt: skip
+        done.save(path)
         drop_old(folder, kept)
     dist.barrier()
 
 
-def _job(plan: Plan) -> dict[str, Any]:
-    """What a resumed run must share with the one that saved, as JSON gives it back."""
-    job: dict[str, Any] = json.loads(json.dumps({"model": dataclasses.asdict(plan.model), "optimizer": plan.optimizer}))
-    return job
+def _files(index: Metadata) -> dict[str, int]:
+    """Bytes of each rank's file, as the ranks wrote them: another machine may not see the size of a shared one at once."""
+    sizes: dict[str, int] = {}
+    for part in index.storage_data.values():
+        sizes[part.relative_path] = max(sizes.get(part.relative_path, 0), part.offset + part.length)
+    return sizes
 
 
 def load(path: Path, prepared: Prepared, plan: Plan) -> Resumed:
     """Fill model and optimizer from a checkpoint. Raises FileError, and PlanError when it is of another model."""
-    marker = read_json(path / COMPLETE, str(path / COMPLETE))
-    if {key: marker.get(key) for key in _job(plan)} != _job(plan):
-        raise PlanError(f"{path} was saved by a run with another model or optimizer; a resumed run keeps both")
+    marker = read_marker(path, plan)
     if prepared.wake is not None:
         prepared.wake()
     else:
         _make_states(prepared)
     state = _state(prepared, plan)
     try:
-        loader.load(state, checkpoint_id=path)
-    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+        loader.load(state, storage_reader=Reader(path), planner=Planner())
+    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
         raise FileError(f"checkpoint {path} cannot be read: {_cause(error)}") from error
     if prepared.restore is not None:
         prepared.restore(state)
-    return Resumed(step=marker["step"], losses=marker["losses"], scaler=marker["scaler"])
+    return Resumed(step=marker.step, losses=marker.losses, scaler=marker.scaler)
 
 
 def _make_states(prepared: Prepared) -> None:
@@ -152,4 +153,6 @@ def _cause(error: BaseException) -> str:
         error
     ):  # its zip writer keeps the cause to itself
         return "a file was cut off while it was written, as on a full disk"
-    return shorten(str(error).strip().split("\n")[0], 150)
+    if isinstance(error, EOFError):
+        return "one of its files ends too early"
+    return shorten(str(error).strip().split("\n")[0], 150) if str(error).strip() else type(error).__name__

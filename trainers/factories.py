@@ -55,7 +55,8 @@ def find(name: str) -> Callable[..., Any]:
 def _file(path: Path) -> ModuleType:
     if not path.is_file():
         near = sorted(other.name for other in path.parent.glob("*.py")) if path.parent.is_dir() else []
-        raise FileError(f"{path} does not exist: {UnknownNameError('file', path.name, near)}")
+        nearest = UnknownNameError("file", path.name, near).nearest
+        raise FileError(f"{path} does not exist" + (f"; did you mean {nearest!r}?" if nearest else ""))
     sys.path.insert(0, str(path.parent))  # what stands beside it, it may import
     specification = importlib.util.spec_from_file_location(path.stem, path)
     assert specification is not None and specification.loader is not None

@@ -168,4 +168,8 @@ class History:
     def _category(self, ident: int, moment: str) -> str:
         if any(mark in self.names[ident] for mark in _COMMUNICATION):
             return "communication"
+        if moment == "start" and self.names[ident].endswith(
+            " shards gradient"
+        ):  # what FSDP 1 keeps until it begins anew
+            return "gradients"
         return {"start": "inputs", "forward": "activations", "loss": "activations"}.get(moment, "temporary")

@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import memcalc
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.errors import InputError
 from memcalc.failure import Preempted
 from memcalc.measurement import Measurement, RankMeasurement
 from memcalc.plan import Plan
-from memcalc.run_folder import newest_checkpoint
 from memcalc.training import Training
-from memcalc.units import format_bytes
+from memcalc.units import format_bytes, things
 from trainers import checkpoint
 from trainers.adapters import add_adapters
 from trainers.backends import Prepared, prepare
@@ -222,10 +222,12 @@ class _Run:
         optimizer.zero_grad(set_to_none=self.plan.set_to_none)
 
     def evaluate(self, done: int) -> None:
-        """The mean loss over what was held out."""
+        """The mean loss over what was held out, if anything was."""
+        if not len(self.batches.held_out):
+            return
         loss = evaluate(self.prepared, self.batches, self.criterion, self.autocast, self.plan, self.process)
         self.evaluation_loss = loss
-        over = f"over {len(self.batches.held_out)} samples"
+        over = f"over {things(len(self.batches.held_out), 'sample')}"
         self.say(f"step {done}/{self.settings.steps}  evaluation loss {loss:.4f} {over}")
 
     def log(self, done: int, filled: int, seconds: float) -> None:

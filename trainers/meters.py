@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from memcalc.measurement import RankMeasurement
 from memcalc.timeline import MOMENTS
 from trainers.backends import Prepared
-from trainers.gloo_threads import waited_for
+from trainers.gloo_threads import settle, waited_for
 from trainers.history import Boundary, Event, History
 
 __all__ = ["CpuMeter", "CudaMeter", "Meter", "Sizes", "address", "make", "steady_steps", "storages", "summary"]
@@ -139,11 +139,13 @@ class CpuMeter:
         self.sizes = Sizes(torch.device("cpu"))
         self.held = ExitStack()
         self.held.enter_context(waited_for())
-        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        # Not acc_events: torch would make a Python object of every operation, which takes longer than a small run.
+        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self.profile.start()
 
     def mark(self, step: int, moment: str) -> None:
         """Leave an empty event in the profile; its start is the boundary."""
+        settle()  # DDP's reducer waited in C++, and what it drops afterwards shall be its own alone
         with record_function(f"{_MARK}{step}:{moment}"):
             pass
 

@@ -10,9 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from memcalc.data import Samples
 from memcalc.errors import InputError, shorten
 from memcalc.plan import Plan
-from trainers.data import Samples
 from trainers.factories import call
 
 __all__ = ["called_with", "counted", "pair", "sampled", "tensors", "zeros"]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from memcalc.bench.cells import check_numbers, number
 from memcalc.errors import FileError, InputError, UnknownNameError, shorten
 from memcalc.files import read_text
 
@@ -34,12 +34,6 @@ METERS = {
     "OOM": "boundary",
 }
 """What each word of the column ``metric`` measures; a boundary is a run of which only the outcome is known."""
-
-_NUMBERS = (
-    "n_params", "hidden", "layers", "heads", "kv_heads", "ffn", "vocab", "seq_len", "micro_batch_per_gpu", "grad_accum",
-    "n_gpus", "gpu_gib", "lora_rank",
-)  # fmt: skip
-"""Columns that hold a number, or words where a source does not state one."""
 
 
 class _HasId(Protocol):
@@ -76,11 +70,6 @@ class Row:
         """One of the columns MESSAGE, which a file need not have; None for a blank."""
         text = self.cells.get(column, "")
         return float(text) if text else None
-
-    @property
-    def impossible(self) -> list[str]:
-        """Columns with a number that none can be, such as -8, nan or 3.5 layers, whether or not it is needed."""
-        return [name for name in _NUMBERS if not _possible(self.cells[name], whole=name != "gpu_gib")]
 
     @property
     def meter(self) -> str:
@@ -148,6 +137,7 @@ def _cells(where: str, header: list[str], values: list[str]) -> dict[str, str]:
     for name in ("id", "source"):
         if not cells[name]:
             raise FileError(f"{where}: {name} is blank")
+    check_numbers(where, cells)
     return cells
 
 
@@ -155,31 +145,11 @@ def _row(where: str, cells: dict[str, str]) -> Row:
     metric = cells["metric"]
     if metric not in METERS:
         raise FileError(f"{where}: {UnknownNameError('metric', metric, METERS)}")
-    measured = None
-    if METERS[metric] != "boundary":
-        measured = _gib(where, "value_gib", cells["value_gib"])
+    measured = None if METERS[metric] == "boundary" else number(where, "value_gib", cells["value_gib"])
     for name in MESSAGE:
         if cells.get(name):
-            _gib(where, name, cells[name])
+            number(where, name, cells[name])
     return Row(id=cells["id"], source=cells["source"], metric=metric, measured=measured, cells=cells)
-
-
-def _possible(text: str, *, whole: bool) -> bool:
-    try:
-        value = float(text)
-    except ValueError:
-        return True  # blank, or words, which are read where they are needed
-    return 0 <= value < 1e15 and (not whole or value.is_integer())  # NaN fails
-
-
-def _gib(where: str, name: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1e6:  # NaN fails both
-        raise FileError(f"{where}: {name} {shorten(text)} must be a number of GiB above 0 and below 1e6")
-    return value
 
 
 def select(rows: list[Row], *, tier: str | None = None, use: str | None = None, source: str | None = None) -> list[Row]:

@@ -59,8 +59,6 @@ class Said:
 def say(row: Row) -> Said:
     """Read a row. For the ``allocated`` meter a plan is there also when all that lacks only takes memory away."""
     reading = Reading(row)
-    for column in row.impossible:
-        reading.lack(f"{column.replace('_', ' ')} is {row[column]!r}, which it cannot be")
     settle_length(reading)
     quantize = settle_base(reading)
     built = model_of(reading)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from memcalc.coefficients import COEFFICIENTS
+from memcalc.coefficient_table import COEFFICIENTS
 from memcalc.errors import RunError
 from memcalc.files import read_json, read_text
 from memcalc.hardware import GPUS

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import exp, log
 
 import numpy as np
@@ -21,12 +21,14 @@ import numpy as np
 from memcalc.bench.throughput.places import hardware_for
 from memcalc.bench.throughput.plans import Run, run_of
 from memcalc.bench.throughput.rows import Timing
-from memcalc.coefficients import COEFFICIENTS, Values
+from memcalc.bench.throughput.run import Coverage
+from memcalc.coefficient_table import COEFFICIENTS
+from memcalc.coefficients import Values
 from memcalc.errors import InputError
 from memcalc.rank_time import Structure, structure
 from memcalc.throughput import times_of
 
-__all__ = ["CALIBRATION", "HALVES", "Fit", "Point", "fit", "points", "residuals", "spread_of", "text", "trust"]
+__all__ = ["CALIBRATION", "Fit", "Point", "fit", "loss", "points", "quantiles", "residuals", "spread", "text", "trust"]
 
 CALIBRATION = "calibration"
 """The half of the sources that is used (memcalc/bench/throughput/rows.py, half_of)."""
@@ -41,9 +43,6 @@ ROUNDS = 12
 SMALL = 0.05
 """Step of the logarithm for a derivative: across the kinks where one of two times becomes the longer one."""
 DAMPINGS = (0.0, 1.0, 3.0, 10.0, 30.0)
-
-
-HALVES = (CALIBRATION, "never used")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +89,8 @@ class Fit:
 
 
 def points(rows: Iterable[Timing], half: str = CALIBRATION) -> list[Point]:
-    """The runs of one half that a plan can be made of, tiers A and B, without those where more than the plan differs and
-    those whose network is not stated, which would fit an assumption."""
-    kept = []
-    for row in rows:
-        if row.half != half or row.tier not in ("A", "B") or row.comparison == "partial" or row.cost is None:
-            continue
-        run = run_of(row)
-        place = run.place
-        if run.plan is not None and place is not None and (place.nodes == 1 or place.between is not None):
-            kept.append(run)
+    """The runs of one half whose seconds may be compared (``Run.comparable``)."""
+    kept = [run for run in (run_of(row) for row in rows if row.half == half) if run.comparable]
     counts = Counter(run.row.source.split()[0] for run in kept)
     return [
         Point(
@@ -138,6 +129,16 @@ def trust(size: np.ndarray) -> np.ndarray:
     return np.minimum(1.0, HUBER / np.maximum(np.abs(size), 1e-12))
 
 
+def loss(found: Sequence[Point], values: Values, each: np.ndarray | None = None) -> float:
+    """What a fit makes small: the points' residuals ``each`` at these values, which are computed where they are not at hand,
+    by Huber's loss, and how far each fitted coefficient is from where it began, in standard deviations."""
+    each = np.array([point.residual(values) for point in found]) if each is None else each
+    size = np.abs(residuals(found, each))
+    squares = np.where(size <= HUBER, size**2, 2 * HUBER * size - HUBER**2)
+    away = sum((log(values[c.name] / c.value) / c.deviation) ** 2 for c in COEFFICIENTS.values() if c.fitted)
+    return float(squares.sum() + away)
+
+
 def fit(
     rows: Iterable[Timing], progress: Callable[[str], None] = lambda said: None, start: Values | None = None
 ) -> Fit:
@@ -149,7 +150,7 @@ def fit(
     fixed = {name: row.value for name, row in COEFFICIENTS.items()} | dict(start or {})
     origin = np.log([fixed[c.name] for c in free])
     low, high = np.log([c.low for c in free]), np.log([c.high for c in free])
-    deviation = (high - low) / 4
+    deviation = np.array([c.deviation for c in free])
 
     def at(x: np.ndarray) -> Values:
         return {**fixed, **{c.name: exp(value) for c, value in zip(free, x, strict=True)}}
@@ -158,13 +159,8 @@ def fit(
         v = at(x)
         return np.array([point.residual(v) for point in found])
 
-    def loss(x: np.ndarray, each: np.ndarray) -> float:
-        size = np.abs(residuals(found, each))
-        squares = np.where(size <= HUBER, size**2, 2 * HUBER * size - HUBER**2)
-        return float(squares.sum() + (((x - origin) / deviation) ** 2).sum())
-
     x, now = origin.copy(), timed(origin)
-    best = before = loss(x, now)
+    best = before = loss(found, fixed, now)
     for turn in range(ROUNDS):
         slopes = np.stack([(timed(x + SMALL * unit) - now) / SMALL for unit in np.eye(len(free))], axis=1)
         size = residuals(found, now)
@@ -176,7 +172,7 @@ def fit(
             step = np.linalg.lstsq(held, np.concatenate([target, np.zeros(len(free))]), rcond=None)[0]
             tried = np.clip(x + step, low, high)
             each = timed(tried)
-            if (reached := loss(tried, each)) < best:
+            if (reached := loss(found, at(tried), each)) < best:
                 break
         else:
             break
@@ -184,37 +180,40 @@ def fit(
         progress(f"round {turn + 1} of at most {ROUNDS}: {len(found)} rows, {best / before:.3f} of the squares left")
         if gained < 1e-3 * best:
             break
-    current = at(x)
-    clock = np.array([value for value, point in zip(now, found, strict=True) if point.units])
-    fast, slow = np.exp(np.quantile(-clock, [0.1, 0.9]))
-    spread = {"range-fast": min(fast, 1.0), "range-slow": max(slow, 1.0)}
-    kept = {c.name: current[c.name] for c in free} | spread
-    return Fit(
-        coefficients={name: float(f"{value:.4g}") for name, value in kept.items()},
-        rows=len(found),
-        before=before,
-        after=best,
-    )
+    fitted = {c.name: _rounded(value) for c, value in zip(free, np.exp(x), strict=True)}
+    final = {**fixed, **fitted}
+    return Fit(coefficients=fitted | spread(found, final), rows=len(found), before=before, after=loss(found, final))
 
 
-def spread_of(rows: Iterable[Timing], coefficients: Values, half: str) -> dict[str, float | int]:
-    """Of the runs of one half whose clock can be compared: how many, the median error in percent of the time, and the part
-    in percent that lies in the range."""
-    v = {name: row.value for name, row in COEFFICIENTS.items()} | dict(coefficients)
-    off = np.array([point.residual(v) for point in points(rows, half) if point.units])
-    if not len(off):
-        return {"rows": 0, "median_error_pct": 0.0, "in_range_pct": 0.0}
-    ratio = np.exp(-off)  # measured over predicted
-    inside = (ratio >= v["range-fast"]) & (ratio <= v["range-slow"])
-    return {
-        "rows": len(off),
-        "median_error_pct": round(100 * float(np.median(np.abs(np.exp(off) - 1))), 1),
-        "in_range_pct": round(100 * float(inside.mean()), 1),
-    }
+def spread(found: Sequence[Point], values: Values) -> dict[str, float]:
+    """The range: measured over predicted time that one in ten runs is below, and above. A run that is asked about is of none
+    of these projects, so each project counts the same, however many runs it has."""
+    clock = [point for point in found if point.units]
+    measured = np.array([-point.residual(values) for point in clock])
+    fast, slow = np.exp(quantiles(measured, np.array([point.weight**2 for point in clock]), (0.1, 0.9)))
+    return {"range-fast": _rounded(min(fast, 1.0)), "range-slow": _rounded(max(slow, 1.0))}
 
 
-def text(found: Fit, source: str) -> str:
-    """The file that memcalc reads, ``memcalc/calibrated.json``."""
+def quantiles(values: np.ndarray, weights: np.ndarray, shares: Sequence[float]) -> np.ndarray:
+    """Values below which these shares of the weight lie, linear between the middles of neighbours.
+
+    >>> quantiles(np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0]), (0.5, 0.9)).tolist()
+    [2.0, 3.0]
+    """
+    order = np.argsort(values)
+    middles = np.cumsum(weights[order]) - weights[order] / 2
+    return np.interp(shares, middles / weights.sum(), values[order])
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def text(found: Fit, source: str, ranges: Sequence[Coverage]) -> str:
+    """The file that memcalc reads, ``memcalc/calibrated.json``; ``ranges`` say what its range is worth.
+
+    The loss is that of the coefficients as they are written, so that a test sees when the time model has changed since.
+    """
     data = {
         "memcalc_calibration": 1,
         "made_by": "memcalc calibrate --published",
@@ -222,7 +221,8 @@ def text(found: Fit, source: str) -> str:
         "half": "sources whose project and file have an even CRC-32; the others were not used",
         "rows": found.rows,
         "loss_before": round(found.before, 1),
-        "loss_after": round(found.after, 1),
+        "loss_after": round(found.after, 6),
+        "range": [asdict(each) for each in ranges],
         "coefficients": found.coefficients,
     }
     return json.dumps(data, indent=2) + "\n"

@@ -14,10 +14,11 @@ from memcalc.bench.throughput.score import Contest, Scored, Summary, score
 from memcalc.cli.progress import counted
 from memcalc.tables import render
 
-__all__ = ["FACTS", "show"]
+__all__ = ["FACTS", "RANGE", "range_line", "show"]
 
 FACTS = Path(run.__file__).parent.parent / "throughput.csv"
 SUMMARY = ("rows of", "groups", "pairs", "right %", "regret %: median", "90th", "clock off by %: median")
+RANGE = ("rows of", "runs with a clock", "off by %: median", "in the predicted range %")
 KNOBS = ("what differs", "pairs", "right %", "pairs that differ in nothing else", "right %")
 SOURCES = ("source", "half", "groups", "pairs", "right %", "regret %", "clock off by %", "bias %", "skipped")
 GROUPS = ("group", "half", "chosen", "regret %", "pairs", "right")
@@ -42,6 +43,7 @@ def show(file: Path | None, *, tier: str, source: str, comparison: str, count: i
 def _tables(found: run.Report, furthest: list[Contest], format_: str) -> None:
     parts = [(half, found.half(half)) for half in run.HALVES]
     click.echo(render([_summary(name, each) for name, each in (*parts, ("all", found.summary))], SUMMARY, format_))
+    click.echo("\n" + render([range_line(each) for each in run.coverage(found.rows)], RANGE, format_))
     if knobs := run.by_knob(found.judged):
         table = [(k.name, k.pairs, _share(k.right, k.pairs), k.alone, _share(k.alone_right, k.alone)) for k in knobs]
         click.echo("\n" + render(table, KNOBS, format_))
@@ -57,6 +59,11 @@ def _summary(name: str, each: Summary) -> tuple[object, ...]:
         name, each.groups, each.pairs, _number(each.pairs_right_pct), _number(each.median_regret_pct),
         _number(each.p90_regret_pct), _number(each.mfu_median_error_pct),
     )  # fmt: skip
+
+
+def range_line(each: run.Coverage) -> tuple[object, ...]:
+    """A line of the table RANGE."""
+    return each.half, each.rows, _number(each.median_error_pct), _number(each.in_range_pct)
 
 
 def _source(line: run.Source) -> tuple[object, ...]:

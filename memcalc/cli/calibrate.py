@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from typing import Any
 import click
 
 from memcalc.cli.kinds import File, Name, Whole
-from memcalc.coefficients import CALIBRATED, COEFFICIENTS, calibration_file, values
+from memcalc.coefficient_table import COEFFICIENTS
+from memcalc.coefficients import CALIBRATED, calibration_file, values
 from memcalc.errors import InputError
 from memcalc.files import check_output, write_text
 from memcalc.tables import FORMATS, render
@@ -129,24 +131,23 @@ def _measure(device: str | None, ranks: int | None, output: Path | None, format_
 
 
 def _fit(file: Path | None, output: Path | None, format_: str) -> None:
+    from memcalc.bench.throughput.plans import run_of
     from memcalc.bench.throughput.rows import read_timings
-    from memcalc.calibrate.published import HALVES, fit, spread_of, text
-    from memcalc.cli.bench_throughput import FACTS
+    from memcalc.bench.throughput.run import coverage
+    from memcalc.bench.throughput.score import score
+    from memcalc.calibrate.published import fit, text
+    from memcalc.cli.bench_throughput import FACTS, RANGE, range_line
 
     target = output or CALIBRATED
     check_output(target)
     rows = read_timings(file or FACTS)
     found = fit(rows, _said)
-    write_text(target, text(found, (file or FACTS).name))
-    spreads = {half: spread_of(rows, found.coefficients, half) for half in HALVES}
-    _print(
-        found.coefficients,
-        {name: row.value for name, row in COEFFICIENTS.items()},
-        format_,
-        {"errors": spreads, "file": str(target)},
-    )
+    table = {name: row.value for name, row in COEFFICIENTS.items()}
+    ranges = coverage(score(run_of(row), table | found.coefficients) for row in rows)
+    write_text(target, text(found, (file or FACTS).name, ranges))
+    extra = {"range": [asdict(each) for each in ranges], "file": str(target)}
+    _print(found.coefficients, table, format_, extra)
     if format_ != "json":
-        table = [(half, *each.values()) for half, each in spreads.items()]
-        click.echo("\n" + render(table, ("half of the sources", "rows", "median error %", "in the range %"), format_))
+        click.echo("\n" + render([range_line(each) for each in ranges], RANGE, format_))
     _said(f"written to {target}")
     sys.stdout.flush()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memcalc.cli.progress import waiting
 from memcalc.units import format_both, format_bytes
 
 if TYPE_CHECKING:
@@ -27,7 +28,8 @@ def confirm(found: Recommendation, brief: Callable[[Plan], str]) -> list[Confirm
 
     def run(plan: Plan) -> Rehearsal:
         click.echo(f"memcalc: rehearses {plan.strategy}: {brief(plan)}", err=True)
-        return rehearse(plan)
+        with waiting("still rehearses"):
+            return rehearse(plan)
 
     return list(confirmations(found, run))
 

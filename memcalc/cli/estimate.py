@@ -12,8 +12,9 @@ import click
 
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
-from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
+from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, said_by_file, unsaid
 from memcalc.cli.progress import waiting
+from memcalc.cli.subject import Saved, takes
 from memcalc.errors import InputError
 from memcalc.files import check_output
 from memcalc.models import MODELS
@@ -74,14 +75,19 @@ def command(
     """Predict the peak memory of a training run on its fullest GPU.
 
     MODEL is a named model, a config.json of Hugging Face, its folder, or a .safetensors file; options change its
-    numbers. Or leave it out and give --params for one known by its size, or --module for code of your own.
+    numbers. It may be the file of a saved plan, too. Or leave it out and give --params for one known by its size, or --module for code of your own.
     """
     from memcalc.cli.summary import explanation, summary
     from memcalc.estimate import estimate
 
     if save_plan is not None:
         check_output(save_plan)
-    plan = planned(plan_file, config, scale, words)
+    named = "estimate --plan"
+    if isinstance(words["model"], Saved):
+        if plan_file is not None:
+            raise InputError(f"two plans, {words['model'].path} and {plan_file}; leave one out")
+        plan_file, words["model"], named = words["model"].path, None, "estimate"
+    plan = planned(plan_file, config, scale, words, named)
     slow: AbstractContextManager[None] = nullcontext()
     if plan.model.blocks >= SLOW:
         blocks = format_count(plan.model.blocks)
@@ -99,7 +105,8 @@ def command(
     elif format == "json":
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        click.echo(summary(found, format, whole=whole))
+        open_ = [] if plan_file or config else unsaid(words, plan)
+        click.echo(summary(found, format, whole=whole, unsaid=open_))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
     if check:
@@ -108,6 +115,9 @@ def command(
         if not (passed := gate(found)).passes:
             click.echo(f"memcalc: {passed.said}", err=True)
             raise click.exceptions.Exit(1)
+
+
+takes(command, Saved)
 
 
 def _timeline(rehearsal: Rehearsed | None) -> Timeline | None:
@@ -133,9 +143,7 @@ def planned(
         plan = build_plan(words)
         check_effect(words, plan)
         return plan
-    more = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
-    if more:
-        raise InputError(f"{said} says the whole plan; leave out: {', '.join(more)}")
+    said_by_file(said, words, "module", "sample", "module_timeout")
     plan = Plan.load(plan_file)
     module, sample = words.get("module"), words.get("sample")
     if module is not None or sample is not None or _needs_no_name(plan):
@@ -160,7 +168,8 @@ def rehearsed(plan: Plan, words: dict[str, Any]) -> Rehearsed | None:
     if not plan.micro_batch:
         return Rehearsed(timeline=None)
     try:
-        measured, doubts, said = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
+        with waiting("still rehearses the module"):
+            measured, doubts, said = rehearse(plan, timeout=words.get("module_timeout") or TIMEOUT_SECONDS)
     except InputError as error:
         return Rehearsed(timeline=None, remarks=(f"activations are not counted: it cannot be rehearsed ({error})",))
     return Rehearsed(timeline=measured.timeline, remarks=(REHEARSED, *doubts, *said), sure=not doubts)

@@ -23,6 +23,7 @@ __all__ = [
     "Bytes", "Checkpointing", "Count", "File", "Free", "ModelName", "Name", "Names", "Shape", "Share", "Whole",
 ]  # fmt: skip
 
+_DIGITS = 32
 _MOST = 10**12  # of samples, tokens, ranks ...: past it a number is a slip
 
 
@@ -89,12 +90,15 @@ class Whole(Kind):
         self.least, self.most = least, most
 
     def read(self, text: str, option: str) -> int:
-        if not re.fullmatch(r"\s*[+-]?[0-9][0-9_]{0,30}\s*", text) or text.rstrip().endswith("_") or "__" in text:
+        word = text.strip()
+        if not re.fullmatch(r"[+-]?[0-9]+(_[0-9]+)*", word, re.ASCII):
             raise InputError(f"{option} {shorten(text)} is not a whole number")
-        value = int(text)
+        value = int(
+            word.replace("_", "")[:_DIGITS]
+        )  # so many are too many in any case, and thousands Python does not read
         if not self.least <= value <= self.most:
             limit = f"at least {self.least}" if value < self.least else f"at most {self.most:,}"
-            raise InputError(f"{option} {value} must be {limit}")
+            raise InputError(f"{option} {value if len(word) < _DIGITS else shorten(word)} must be {limit}")
         return value
 
 

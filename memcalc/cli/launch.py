@@ -10,20 +10,21 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from memcalc.checkpoints import newest_checkpoint
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, ModelName, Name, Whole
-from memcalc.cli.options import Command, beside_options, given
+from memcalc.cli.options import Command, beside_options, said_by_file
 from memcalc.compare import compare_run
 from memcalc.errors import FileError, InputError
-from memcalc.launch import Place, Run, check_plan, launch, torchrun
+from memcalc.launch import MOST_RESTARTS, Place, Run, check_plan, launch, torchrun
 from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.module import rehearse
 from memcalc.named_code import code_options, confirm_code
 from memcalc.plan import Plan
-from memcalc.run_folder import REHEARSAL, continued, newest_checkpoint
-from memcalc.training import Training
+from memcalc.run_folder import REHEARSAL, continued, load_plan
+from memcalc.training import LIMITS, Training
 
 __all__ = ["command", "run_and_show"]
 
@@ -58,14 +59,14 @@ of them share.
     help="Text file or a folder of them, uint16 .bin, images in class folders or .npy; default: Python's own source files.",
 )
 @click.option("--tokenizer", type=File(), metavar="JSON", help="A tokenizers file; default: bytes are tokens.")
-@click.option("--steps", type=int, default=20, show_default=True, help="Optimizer steps in all.")
+@click.option("--steps", type=Whole(*LIMITS["steps"]), default=20, show_default=True, help="Optimizer steps in all.")
 @click.option("--out", type=File(), metavar="DIR", help="Folder of the run, new or empty; --config may say one.")
 @click.option(
     "--resume",
     is_flag=True,
     help="Continue from the newest complete checkpoint in --out; options that are not given stay as they were.",
 )
-@click.option("--seed", type=int, default=0, show_default=True)
+@click.option("--seed", type=Whole(*LIMITS["seed"]), default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)
 @click.option(
     "--schedule", default="", metavar="JSON", help="The learning rate by step, as a DeepSpeed file's scheduler says it."
@@ -85,23 +86,38 @@ of them share.
 @click.option(
     "--accelerate", is_flag=True, help="Let accelerate's Accelerator.prepare put the strategy around the model."
 )
-@click.option("--eval-every", type=int, default=0, metavar="N", help="Evaluate every N steps; 0: at the end only.")
 @click.option(
-    "--checkpoint-every", "save_every", type=int, default=0, metavar="N", help="Save every N steps; 0: at the end only."
+    "--eval-every",
+    type=Whole(*LIMITS["eval_every"]),
+    default=0,
+    metavar="N",
+    help="Evaluate every N steps; 0: at the end only.",
+)
+@click.option(
+    "--checkpoint-every",
+    "save_every",
+    type=Whole(*LIMITS["checkpoint_every"]),
+    default=0,
+    metavar="N",
+    help="Save every N steps; 0: at the end only.",
 )
 @click.option(
     "--measure-steps",
-    type=int,
+    type=Whole(*LIMITS["measure_steps"]),
     default=3,
     show_default=True,
     help="How many first steps are metered: 0, or at least 2.",
 )
 @click.option(
-    "--keep-checkpoints", type=int, default=0, metavar="N", help="Keep the newest N checkpoints; 0: all of them."
+    "--keep-checkpoints",
+    type=Whole(*LIMITS["keep_checkpoints"]),
+    default=0,
+    metavar="N",
+    help="Keep the newest N checkpoints; 0: all of them.",
 )
 @click.option(
     "--max-restarts",
-    type=Whole(0),
+    type=Whole(0, MOST_RESTARTS),
     default="0",
     metavar="N",
     help="Start the ranks again, at most N times, after one failed; they go on from the newest checkpoint.",
@@ -207,9 +223,12 @@ def _plan(
     if plan is None:
         raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")
     nodes = words.pop("nodes")
-    if said := [name.replace("_", " ") for name in given(words) if name not in ("module", "sample")]:
-        raise InputError(f"{plan} says the whole plan; leave out: {', '.join(said)}")
-    what = Plan.load(plan)
+    if str(plan) in MODELS:
+        raise InputError(
+            f"{plan} is a model; launch needs its whole plan: memcalc recommend {plan} --save-plan plan.json, or --config FILE"
+        )
+    said_by_file(str(plan), words, "module", "sample")
+    what = load_plan(plan)
     confirm_code(what, words.get("module"), words.get("sample"), f"memcalc launch {plan}")
     return replace(what, nodes=nodes) if nodes else what, {}
 

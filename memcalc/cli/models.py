@@ -8,13 +8,15 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from memcalc.errors import InputError
 from memcalc.models import FAMILIES, MODELS, Model
 
 if TYPE_CHECKING:
     from memcalc.hf.record import HfModel
 
-__all__ = ["Words", "build_model", "given"]
+__all__ = ["Words", "build_model", "given", "said_by_file"]
 
 Words = Mapping[str, Any]
 """What was typed, by parameter name; None where nothing was."""
@@ -27,6 +29,17 @@ _SPELLED = {"features": "--input-shape", "layer_bytes": "--activation-per-layer"
 def given(words: Words) -> dict[str, Any]:
     """Only what was typed."""
     return {name: value for name, value in words.items() if value is not None}
+
+
+def said_by_file(said: str, words: Words, *beside: str) -> None:
+    """Raises InputError for whatever is typed beside a file that says the whole plan, but for the parameters ``beside``."""
+    context = click.get_current_context(silent=True)
+    params = context.command.params if context else []
+    spelled = {
+        each.name: each.human_readable_name if isinstance(each, click.Argument) else each.opts[0] for each in params
+    }
+    if more := [spelled.get(name, name) for name in given(words) if name not in beside]:
+        raise InputError(f"{said} says the whole plan; leave out {' and '.join(more)}")
 
 
 def build_model(words: Words) -> Model:

@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 
 import click
 
+from memcalc.adapters import usual_dtype
 from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
-from memcalc.cli.models import Words, build_model, given
+from memcalc.cli.models import Words, build_model, given, said_by_file
 from memcalc.errors import InputError
 from memcalc.groups import Group
-from memcalc.hardware import GPUS
+from memcalc.hardware import GPUS, usual_nodes
 from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
@@ -25,7 +26,7 @@ from memcalc.strategies import STRATEGIES
 
 __all__ = [
     "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
-    "several", "training_tokens",
+    "said_by_file", "several", "training_tokens", "unsaid",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -131,7 +132,7 @@ _OPTIONS = (
            help=f"{_one_of(STRATEGIES)}  [estimate: single, with several GPUs ddp]"),
     option(_W, "--gpus", "ranks", type=Whole(most=MOST_RANKS), metavar="N",
            help="GPUs in all, one process each.  [default: 1]"),
-    _whole(_W, "--nodes", help="Machines the GPUs are spread over.  [default: 1]"),
+    _whole(_W, "--nodes", help="Machines the GPUs are spread over.  [default: as few as hold them, 8 in each]"),
     option(_W, "--gpu", type=Name("GPU", GPUS), metavar="NAME", help=f"The card. {_one_of(GPUS)}"),
     option(_W, "--device", type=Name("device", DEVICES), metavar="KIND", help=f"{_one_of(DEVICES)}  [default: cuda]"),
     _whole(_W, "--bucket-mb", help="DDP's bucket_cap_mb.  [default: 25]"),
@@ -160,7 +161,7 @@ def _of_group(group: str, knob: dataclasses.Field[Any]) -> Callable[[Function], 
     if isinstance(knob.default, bool):
         return option(heading, said["option"], name, flag_value=not knob.default, type=bool, default=None,
                       is_flag=True, help=said["help"])  # fmt: skip
-    shown = f"  [default: {knob.default}]" if knob.default != "" else ""
+    shown = f"  [default: {said['unsaid'] or knob.default}]" if knob.default != "" else ""
     if isinstance(knob.default, float):
         return option(heading, said["option"], name, type=float, metavar="X", help=said["help"] + shown)
     if isinstance(knob.default, int):
@@ -261,6 +262,10 @@ def build_plan(words: Words) -> Plan:
         raise InputError(f"--adam and --optimizer {fields['optimizer']} contradict each other; leave one out")
     if fields.get("ranks", 1) > 1:
         fields.setdefault("strategy", "ddp")
+    row = STRATEGIES[fields.get("strategy", "single")]
+    if fields.get("device") != "cpu" and not row.one_process:
+        fields.setdefault("nodes", usual_nodes(fields.get("ranks", 1), fields.get("gpu")))
+    words.setdefault("adapter__dtype", usual_dtype(words.get("adapter__kind", "none"), row.engine))
     for group, cls in _GROUPS.items():
         fields[group] = cls(**{
             name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
@@ -271,6 +276,16 @@ def build_plan(words: Words) -> Plan:
         "optimizer_kind", OPTIMIZERS[fields.get("optimizer", "adamw")].usual_kind(fields.get("device", "cuda"))
     )
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
+
+
+def unsaid(words: Words, plan: Plan) -> list[str]:
+    """What these words leave open, and other commands take otherwise, in sentences."""
+    from memcalc.open_choices import unsaid_precision
+
+    said = "" if words.get("precision") else unsaid_precision(plan)
+    spread = plan.nodes > 1 and words.get("nodes") is None
+    machines = f"{plan.ranks} GPUs are taken to be in {plan.nodes} machines; --nodes says otherwise" * spread
+    return [each for each in (said, machines) if each]
 
 
 def _as_transformers(words: Words, model: Model) -> Implementation:

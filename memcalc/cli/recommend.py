@@ -107,7 +107,8 @@ def command(
     the strategies only torch's own: --only deepspeed, megatron or all opens the others.
     The first plan is the simplest within 3% of the fastest, the others follow by their time. Weights stay in float32 unless --precision or --allow-pure-16bit says otherwise: GPUs with bfloat16
     compute in it (amp-bf16), older ones in float16 (amp-fp16), CPUs in float32. With --adapter lora the frozen weights
-    are held in 16 bit and the adapters in float32, as PEFT does; --precision amp-bf16 holds both in float32.
+    are held in 16 bit and the adapters in float32, as PEFT does (bf16); --precision amp-bf16 holds both in float32. With
+    --quantize all that is not quantised is float32 and computed in 16 bit (amp-bf16), as PEFT prepares such a model.
     """
     from memcalc.recommend import recommend
 
@@ -127,6 +128,8 @@ def command(
         words, global_batch, allow_pure_16bit, max_gpus=max_gpus, only=only, without=without or (),
         keep_free=keep_free, runnable=launch,
     )  # fmt: skip
+    if emit is not None:
+        job = _sayable(job, emit[0], named=only is not None or bool(given({"strategy": words.get("strategy")})))
     if train_tokens is not None and not job.base.tokens:
         raise InputError(f"--tokens does not apply to {job.base.model.name}, which reads no tokens")
     with waiting("still looks for the fastest plan that fits"):
@@ -151,6 +154,16 @@ def command(
         from memcalc.training import Training
 
         run_and_show(best, out=out, training=Training(data=data, steps=steps or 20))
+
+
+def _sayable(job: Search, kind: str, named: bool) -> Search:
+    """The search among what the launch file has words for, and a line where that is less."""
+    from memcalc.configs.sayable import narrowed
+
+    found, names = narrowed(job, kind, named=named)
+    if set(names) != set(job.strategies):
+        click.echo(f"memcalc: chosen among what --emit {kind} can say: {', '.join(names)}", err=True)
+    return found
 
 
 def _emit(plan: Plan, kind: str, folder: Path, replace: bool) -> None:
@@ -205,7 +218,6 @@ def _search(
         ranks = tuple(count for count in ranks if count <= max_gpus) if ranks else gpu_counts(most, per_node)
         placed["ranks"] = ranks[-1]
         typed.pop("ranks", None)
-    typed |= _adapter_dtype(typed)
     # Built first without what only some precisions allow, to learn the precision of the card.
     usual = default_precisions(build_plan({**words, **typed, **placed, "attention": None, "precision": None}))
     precisions = [typed["precision"]] if "precision" in typed else list(usual)
@@ -236,15 +248,6 @@ def _search(
         runnable=runnable,
     )
     return job if keep_free is None else replace(job, keep_free=keep_free.of(job.capacity))
-
-
-def _adapter_dtype(typed: dict[str, Any]) -> dict[str, Any]:
-    """LoRA in float32, as PEFT keeps it beside weights of any dtype; engines with master copies have their own way."""
-    from memcalc.strategies import STRATEGIES
-
-    own = "strategy" in typed and STRATEGIES[typed["strategy"]].engine != "torch"
-    said = typed.get("adapter__kind") != "lora" or "adapter__dtype" in typed or own
-    return {} if said else {"adapter__dtype": "float32"}
 
 
 def _typed(typed: dict[str, Any], name: str) -> tuple[Any, ...] | None:

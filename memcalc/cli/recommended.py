@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.cli.confirmed import as_dict, numbers_of
+from memcalc.cli.plans_table import also, checkpointing, knobs, plans_table, times_known
 from memcalc.precision import PRECISIONS
-from memcalc.tables import heading, printable, render
+from memcalc.tables import columns, folded, heading, printable, render
 from memcalc.units import format_both, format_bytes, format_count
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ __all__ = ["brief", "follow_up", "nothing", "shown"]
 CLOSE = 0.02
 """Headroom below this part of the card is pointed out: a desktop or another process takes as much."""
 
-KNOBS = ("strategy", "ranks", "checkpointing", "precision", "micro batch", "accumulation")
-
 
 def shown(found: Recommendation, confirmed: list[Confirmation], format: str, tokens: int, explain: bool) -> str:
     """The answer as text of one format; ``tokens`` are of the whole training, 0 where they are not said."""
@@ -32,57 +32,25 @@ def shown(found: Recommendation, confirmed: list[Confirmation], format: str, tok
         return json.dumps(as_dict(found, confirmed, tokens), indent=2)
     if format == "csv":
         return _csv(found, confirmed, tokens)
-    parts = [_title(found, format)]
+    parts, room, missing = [_title(found, format)], columns() if format == "table" else None, list[str]()
     if found.plans:
-        names = [
-            "",
-            *KNOBS,
-            "also",
-            "peak",
-            "headroom",
-            "step",
-            "tokens/s",
-            "MFU",
-            "speed",
-            *["GPU-hours"] * bool(tokens),
-        ]
-        parts.append(render([_cells(i, c, tokens) for i, c in enumerate(found.plans, 1)], names, format))
+        table, missing = plans_table(found.plans, tokens, format, room)
+        parts.append(table)
     mark = "- " if format == "markdown" else "  "
     lines = [
         *numbers_of(confirmed),
-        *_reasons(found.plans),
+        *_reasons(found.plans, "also" not in missing),
         *_others(found, tokens),
         *_refusals(found),
         *_remarks(found),
+        *_legend(found, missing),
     ]
     if explain:
         from memcalc.cli.explained import explained
 
         lines += explained(found)
-    parts.append("\n".join(mark + printable(line) for line in lines))
+    parts.append("\n".join(folded(printable(line), mark, room) for line in lines))
     return "\n\n".join(part for part in parts if part)
-
-
-def _cells(number: int, c: Choice, tokens: int) -> tuple[object, ...]:
-    time = c.time
-    rate = f"{time.tokens_per_second:,.0f}" if c.plan.tokens else "-"
-    hours = (f"{c.gpu_hours(tokens):,.0f}",) if tokens else ()
-    return (
-        number, *_knobs(c.plan), also(c.plan), format_both(c.peak), format_both(c.headroom), _step(c),
-        rate, f"{time.mfu:.0%}" if c.plan.device == "cuda" else "-", f"{c.speed:.2f}", *hours,
-    )  # fmt: skip
-
-
-def _step(c: Choice) -> str:
-    """Seconds of a step as a range, in a unit that suits it.
-
-    >>> from types import SimpleNamespace
-    >>> _step(SimpleNamespace(time=SimpleNamespace(low=0.0523, high=0.081)))
-    '52.3 to 81 ms'
-    """
-    if c.time.high < 1:
-        return f"{c.time.low * 1e3:.3g} to {c.time.high * 1e3:.3g} ms"
-    return f"{c.time.low:.3g} to {c.time.high:.3g} s"
 
 
 def _csv(found: Recommendation, confirmed: list[Confirmation], tokens: int) -> str:
@@ -103,35 +71,9 @@ def _csv(found: Recommendation, confirmed: list[Confirmation], tokens: int) -> s
         by_both = {c.choice.plan.to_json(): (c.peak, c.needed) for c in confirmed}
         both = [by_both.get(c.plan.to_json(), (None, None)) for c in found.plans]
         numbers = [(*n, *more) for n, more in zip(numbers, both, strict=True)]
-    rows = [(*_knobs(c.plan), *n) for c, n in zip(found.plans, numbers, strict=True)]
-    return render(rows, [*(name.replace(" ", "_") for name in KNOBS), *names], "csv")
-
-
-def _knobs(plan: Plan) -> tuple[object, ...]:
-    batch = plan.micro_batch or None
-    return (plan.strategy, plan.ranks, checkpointing(plan), plan.precision, batch, plan.accumulation)
-
-
-def checkpointing(plan: Plan) -> str:
-    """Which blocks are checkpointed, as ``--checkpointing`` says it, or that it is selective."""
-    if plan.checkpoint_every and plan.checkpointing.policy != "recompute-all":
-        return "selective"
-    return ("none", "full")[plan.checkpoint_every] if plan.checkpoint_every < 2 else f"every-{plan.checkpoint_every}"
-
-
-def also(plan: Plan) -> str:
-    """What else is not as usual, in the words of the options."""
-    layout = plan.layout
-    said = [
-        f"tp {layout.tensor}" * (layout.tensor > 1),
-        f"pp {layout.pipeline}" * (layout.pipeline > 1),
-        f"{plan.fsdp.replicas} copies" * (plan.fsdp.replicas > 1),
-        "fused" * (plan.optimizer_kind == "fused"),
-        "chunked loss" * plan.loss.chunk_head,
-        "offload" * plan.offload.on,
-        "estimated only" * bool(plan.untrained),
-    ]
-    return ", ".join(filter(None, said)) or "-"
+    rows = [(*knobs(c.plan).values(), *n) for c, n in zip(found.plans, numbers, strict=True)]
+    chosen = [name.replace(" ", "_") for name in knobs(found.search.base)]
+    return render(rows, [*chosen, *names], "csv")
 
 
 def _title(found: Recommendation, format: str) -> str:
@@ -158,8 +100,9 @@ def brief(plan: Plan) -> str:
     return f"{batch}{times} on {plan.ranks} rank{'s' * (plan.ranks > 1)}, {plan.precision}, checkpointing {checkpointing(plan)}{more}"
 
 
-def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:
-    """Each plan's own reason; how several of them are carried out alike is said once."""
+def _reasons(plans: tuple[Choice, ...], as_column: bool) -> Iterator[str]:
+    """Each plan's own reason, with what else is not as usual unless that is a column of the table; how several of them are
+    carried out alike is said once."""
     from memcalc.reasons import FORMS
 
     of = {form: [str(n) for n, choice in enumerate(plans, 1) if form in choice.reason] for form in FORMS}
@@ -168,7 +111,8 @@ def _reasons(plans: tuple[Choice, ...]) -> Iterator[str]:
         reason = choice.reason
         for form in shared:
             reason = reason.replace(f"; {form}", "")
-        yield f"{number}: {reason}"
+        more = "" if as_column or also(choice.plan) == "-" else f" ({also(choice.plan)})"
+        yield f"{number}{more}: {reason}"
     for form, numbers in shared.items():
         yield f"{', '.join(numbers)}: {form}"
 
@@ -199,7 +143,6 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 def _remarks(found: Recommendation) -> Iterator[str]:
     from memcalc.assumptions import activations_known, in_one_machine, limits, measured_here, uncounted
-    from memcalc.recommend import TIE
 
     tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
     if not activations_known(found.search.base):
@@ -215,12 +158,38 @@ def _remarks(found: Recommendation) -> Iterator[str]:
     for said in dict.fromkeys(plan.untrained for plan in tried if plan.untrained):
         yield f"estimated only: memcalc cannot train {said}"
     yield from _close(found)
+
+
+def _legend(found: Recommendation, missing: list[str]) -> Iterator[str]:
+    """What the columns mean, and which a terminal had no room for."""
+    from memcalc.recommend import TIE
+
     if found.plans:
-        yield (
-            "peak is allocated memory; headroom is what is left at the high end of what the device may show; step is a range, "
-            "predicted: it holds four of five of the published runs it was fitted on, and about half of all others; speed is "
-            f"samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first"
+        meanings = {
+            "peak": "peak is allocated memory",
+            "headroom": "headroom is what is left at the high end of what the device may show",
+            "step": _worth(found.plans[0].plan),
+            "speed": f"speed is samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first",
+        }
+        yield "; ".join(said for name, said in meanings.items() if name not in missing)
+    if lost := [name for name in missing if name != "also"]:
+        yield f"{', '.join(lost)} had no room on this terminal: --format markdown has all"
+
+
+def _worth(plan: Plan) -> str:
+    """How often a predicted range held what was measured, or why there is none."""
+    from memcalc.coefficients import coverage
+
+    if not times_known(plan):
+        return (
+            "no seconds are said, because CPU cores differ and no published run was on one: memcalc calibrate measures "
+            "these"
         )
+    if plan.device == "cpu":
+        return "step is a range, by what memcalc calibrate measured here; no published run says how often it holds"
+    found = coverage()
+    (_, fitted), (count, others) = found["calibration"], found["never used"]
+    return f"step is a range, predicted: it holds {fitted:.0f} % of the published runs it was fitted on, and {others:.0f} % of {count} others"
 
 
 def _close(found: Recommendation) -> Iterator[str]:
@@ -271,7 +240,7 @@ def nothing(found: Recommendation) -> str:
 def follow_up(plan: Plan, saved: Path | None) -> Iterator[str]:
     """What to type next."""
     yield "next:" if saved else "next: add --save-plan plan.json, then"
-    name = saved or "plan.json"
+    name = shlex.quote(str(saved or "plan.json"))
     yield f"  memcalc estimate --plan {name} --explain"
     if plan.untrained:
         yield f"  memcalc can estimate it, but cannot train {plan.untrained}"

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memcalc.cli.kinds import File, Name, Whole
-from memcalc.cli.options import Command, build_plan, check_effect, given, option, plan_options
+from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, said_by_file
+from memcalc.cli.progress import waiting
 from memcalc.cli.subject import Saved, takes
 from memcalc.errors import InputError
 from memcalc.plan import Plan
@@ -79,7 +80,8 @@ def command(
             raise InputError("--on cuda needs a GPU, and this machine has none that can be seen; leave it out")
     if not unrehearsed(plan):
         click.echo(f"memcalc: rehearses two steps of rank {rank} of {plan.ranks}", err=True)
-    rehearsed = rehearse(plan, rank=rank, device=on, timeout=timeout)
+    with waiting("still rehearses"):
+        rehearsed = rehearse(plan, rank=rank, device=on, timeout=timeout)
     shown = _Shown(estimate(plan, stage_of_rank(plan, rank)), rehearsed, measured)
     if format == "json":
         click.echo(json.dumps(shown.as_dict(), indent=2))
@@ -100,9 +102,8 @@ def _what(
         if plan_file is not None:
             raise InputError(f"two plans, {words['model'].path} and {plan_file}; leave one out")
         plan_file, words = words["model"].path, {**words, "model": None}
-    said = [name.replace("_", " ") for name in given(words) if name not in ("module", "sample", "module_timeout")]
-    if said and (plan_file is not None or run is not None):
-        raise InputError(f"{plan_file or run} says the whole plan; leave out: {', '.join(said)}")
+    if plan_file is not None or run is not None:
+        said_by_file(str(plan_file or run), words, "module", "sample", "module_timeout")
     if run is not None:
         from memcalc.measurement import Measurement
 
@@ -192,6 +193,8 @@ class _Shown:
         for group, what, *sizes in self.rows():
             words = ["" if size is None else format_bytes(int(str(size)), binary=True) for size in sizes]
             off = [_off(sizes[0], other) for other in sizes[1:]]
+            if what in self.named_otherwise and off:
+                off[0] = "other names"
             cells.append((group if group != before else "", what, *words, *off))
             before = str(group)
         head = self._title()
@@ -201,6 +204,15 @@ class _Shown:
         table = render(cells, heads, format)
         mark = "- " if format == "markdown" else "  "
         return "\n\n".join([title, table, "\n".join(mark + printable(line) for line in self.remarks())])
+
+    @property
+    def named_otherwise(self) -> tuple[str, ...]:
+        """Categories at the peak of which the two have the same bytes under other names; empty where they differ in size."""
+        ledger, rehearsal = self.ledger.steady.by_category, self.rehearsal.peak.by_category
+        ours, theirs = (sum(each[name] for name in NAMED) for each in (ledger, rehearsal))
+        if abs(ours - theirs) > ALIKE * theirs or "ledger" not in self.names:
+            return ()
+        return tuple(name for name in NAMED if abs(ledger[name] - rehearsal[name]) > ALIKE * rehearsal[name])
 
     def _title(self) -> str:
         found, plan = self.rehearsal, self.ledger.plan
@@ -221,6 +233,12 @@ class _Shown:
         yield from in_one_machine(self.ledger.plan)
         if found.source == "rehearsal" and not self.known:
             yield "the ledger is left out: it knows this model's states, not its activations"
+        if self.named_otherwise:
+            sums = (sum(each.by_category[name] for name in NAMED) for each in (self.ledger.steady, found.peak))
+            yield (
+                "other names: a rehearsal sees which operation made a tensor, the ledger what it is for, so that a whole "
+                f"gradient that is about to be sharded is a temporary there; {', '.join(NAMED)} together are {_off(*sums)} off"
+            )
         if self.run is not None:
             yield f"measured on rank {self.run[1].rank}, the fullest, by: {self.run[1].instrument}"
         if self.ledger.plan.gpu is not None:
@@ -241,6 +259,12 @@ class _Shown:
                 for group, what, *sizes in self.rows()
             ],
         }
+
+
+NAMED = ("gradients", "activations", "temporary")
+"""Categories that a rehearsal tells apart by the operation that made a tensor, and by what is left when backward ends."""
+ALIKE = 0.01
+"""Sizes closer than this part of the rehearsal's are taken for the same bytes."""
 
 
 def _off(ledger: object, rehearsed: object) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memcalc.cli.kinds import Free, Name, Share
-from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options
+from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, unsaid
 from memcalc.cli.progress import waiting
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, printable, render
@@ -69,7 +69,7 @@ def command(quantity: str | None, keep_free: Free | None, format: str, **words: 
         raise InputError(f"{format_both(kept)} cannot be kept free of the {format_both(there)} of {plan.gpu}")
     with waiting(f"still looks for {quantity}"):
         found = solve(plan, quantity, there - kept)
-    click.echo(_show(found, format))
+    click.echo(_show(found, format, unsaid(words, plan)))
     if found.value is None:
         click.echo(f"memcalc: {printable(_nothing(found))}", err=True)
         raise click.exceptions.Exit(1)
@@ -90,7 +90,7 @@ def _plan(quantity: str, words: dict[str, Any]) -> Plan:
     return plan
 
 
-def _show(found: Solution, format: str) -> str:
+def _show(found: Solution, format: str, unsaid: list[str]) -> str:
     said = {
         "for": found.quantity.name,
         "value": found.value,
@@ -122,7 +122,8 @@ def _show(found: Solution, format: str) -> str:
             line += f"; {step} would need up to {beyond}"
         elif not found.quantity.fewest:
             line += "; more is not possible with this plan, or takes more than memcalc counts"
-    return f"- {printable(line)}" if format == "markdown" else printable(line)
+    line = printable("; ".join([line, *unsaid]))
+    return f"- {line}" if format == "markdown" else line
 
 
 def _nothing(found: Solution) -> str:

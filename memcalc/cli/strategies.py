@@ -13,7 +13,7 @@ from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.errors import InputError
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
-from memcalc.tables import FORMATS, heading, printable, render
+from memcalc.tables import FORMATS, columns, folded, heading, printable, render
 from memcalc.units import format_count
 
 if TYPE_CHECKING:
@@ -48,8 +48,7 @@ def command(format: str, **words: Any) -> None:
     if not given(words):
         click.echo(_catalog(format))
         return
-    from memcalc.open_choices import default_precisions
-    from memcalc.strategy_table import recipes, strategy_table
+    from memcalc.strategy_table import recipes, strategy_table, usual_recipes
 
     if words.get("strategy") is not None:
         raise InputError(f"memcalc strategies compares all of them; for {words['strategy']} alone: memcalc estimate")
@@ -59,13 +58,13 @@ def command(format: str, **words: Any) -> None:
         raise InputError(
             "strategies are compared on equal ranks; leave tensor, context, pipeline and expert parallel out"
         )
-    if words.get("precision") is None:
-        words["precision"] = default_precisions(build_plan({**_common(words), "strategy": "ddp"}))[0]
+    said = words.get("precision")
+    precisions = recipes(said) if said else usual_recipes(build_plan({**_common(words), "strategy": "ddp"}))
 
     def plan(strategy: str, precision: str) -> Plan:
         return build_plan({**words, "strategy": strategy, "precision": precision})
 
-    lines, refused = strategy_table(plan, recipes(words["precision"]))
+    lines, refused = strategy_table(plan, precisions)
     if not lines:
         raise InputError(f"no strategy can train this: {refused[0].why}")
     click.echo(_show(lines[0].plan, lines, refused, format))
@@ -73,7 +72,7 @@ def command(format: str, **words: Any) -> None:
 
 def _common(words: dict[str, Any]) -> dict[str, Any]:
     """What is said of the job and not of how a strategy works."""
-    return {name: value for name, value in words.items() if "__" not in name}
+    return {name: value for name, value in words.items() if "__" not in name or name.startswith("adapter__")}
 
 
 def _catalog(format: str) -> str:
@@ -136,7 +135,7 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
             "",
             table,
             "",
-            *(f"{mark}{printable(n)}" for n in notes),
+            *(folded(printable(n), mark, columns() if format == "table" else None) for n in notes),
         ]
     )
 

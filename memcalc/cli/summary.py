@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from memcalc.assumptions import activations_known, undivided
 from memcalc.estimate import Estimate, holding_gpus, usable_bytes
 from memcalc.ledger import skeleton
 from memcalc.plan import Plan
-from memcalc.tables import coloured, heading, printable, render
+from memcalc.tables import coloured, columns, folded, heading, printable, render
 from memcalc.timeline import BEFORE, CATEGORIES, MOMENTS, Skeleton, Timeline
 from memcalc.units import format_both, format_bytes, format_count
 
@@ -37,10 +37,11 @@ _NAMED = 4
 _STATES = {"parameters": "parameters", "gradients": "gradients", "optimizer": "optimizer states"}
 
 
-def summary(found: Estimate, format: str, *, whole: bool = False) -> str:
+def summary(found: Estimate, format: str, *, whole: bool = False, unsaid: Sequence[str] = ()) -> str:
     """The whole estimate as a table, Markdown or CSV (the last in plain bytes and without the remarks).
 
-    Below it stands what could make it wrong; what else it takes for granted is only counted unless ``whole``.
+    Below it stands what was ``unsaid`` and what could make it wrong; what else it takes for granted is only counted unless
+    ``whole``.
     """
     rows = list(_rows(found))
     if format == "csv":
@@ -54,8 +55,8 @@ def summary(found: Estimate, format: str, *, whole: bool = False) -> str:
     mark = "- " if format == "markdown" else "  "
     verdict = printable(_verdict(found))
     remarks = [mark + (verdict if format == "markdown" else coloured(verdict, found.verdict))]
-    lines = [*_cards(found), *found.doubts, *(found.taken if whole else _folded(found))]
-    remarks += [mark + printable(line) for line in lines]
+    lines = [*_cards(found), *unsaid, *found.doubts, *(found.taken if whole else _folded(found))]
+    remarks += [folded(printable(line), mark, columns() if format == "table" else None) for line in lines]
     return "\n".join([_title(found, format), "", table, "", *remarks])
 
 

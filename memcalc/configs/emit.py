@@ -13,7 +13,7 @@ from memcalc.files import write_text
 from memcalc.plan import Plan
 from memcalc.training import Training
 
-__all__ = ["EMITTED", "check_target", "emit"]
+__all__ = ["EMITTED", "check_target", "emit", "text_of"]
 
 _SCRIPTS = {"torchrun": ("run.sh", torchrun), "sbatch": ("run.sbatch", sbatch)}
 EMITTED = (*FORMATS, *_SCRIPTS)
@@ -25,16 +25,7 @@ def emit(plan: Plan, kind: str, folder: Path, training: Training, *, replace: bo
 
     Raises PlanError for what the format cannot say, FileError for what cannot be written or is there already.
     """
-    notes: tuple[str, ...] = ()
-    if kind in FORMATS:
-        plan, notes = suited(plan, kind)
-        name, found = FORMATS[kind].file, write(plan, kind, training)
-        text = found.text
-        if found.left:
-            notes += (f"left to the training script: {', '.join(found.left)}",)
-    else:
-        name, script = _SCRIPTS[kind]
-        text = script(plan, training)
+    plan, name, text, notes = text_of(plan, kind, training)
     files = {folder / name: text, folder / PLAN_FILE: plan.to_json()}
     check_target(kind, folder, replace=replace)
     try:
@@ -44,6 +35,20 @@ def emit(plan: Plan, kind: str, folder: Path, training: Training, *, replace: bo
     for path, content in files.items():
         write_text(path, content)
     return (f"wrote {folder / name} and {folder / PLAN_FILE}", *notes)
+
+
+def text_of(plan: Plan, kind: str, training: Training) -> tuple[Plan, str, str, tuple[str, ...]]:
+    """The plan as it is written, its launch file's name and text, and a line for each thing that changed or was left out.
+
+    Raises PlanError for what the format cannot say.
+    """
+    if kind not in FORMATS:
+        name, script = _SCRIPTS[kind]
+        return plan, name, script(plan, training), ()
+    plan, notes = suited(plan, kind)
+    found = write(plan, kind, training)
+    left = (f"left to the training script: {', '.join(found.left)}",) if found.left else ()
+    return plan, FORMATS[kind].file, found.text, (*notes, *left)
 
 
 def check_target(kind: str, folder: Path, *, replace: bool = False) -> None:

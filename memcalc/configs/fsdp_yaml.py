@@ -13,7 +13,10 @@ from memcalc.errors import FileError, PlanError
 from memcalc.plan import Plan
 from memcalc.training import Training
 
-__all__ = ["SAYS", "TABLE", "read", "render"]
+__all__ = ["SAYS", "STRATEGIES", "TABLE", "read", "render"]
+
+STRATEGIES = ("fsdp-full-shard", "fsdp-no-shard")
+"""What its ``shard_optimizer_state`` tells apart."""
 
 _BLOCK = "fsdp_config"
 TABLE: Table = {
@@ -103,10 +106,10 @@ def _offload(found: Checked, name: str, parameters: bool, states: bool) -> dict[
 def render(plan: Plan, training: Training | None = None) -> str:
     """The file that says a plan. Raises PlanError for a precision or strategy that it has no words for."""
     words = {name: flags for flags, name in _PRECISIONS.items()}
+    if plan.strategy not in STRATEGIES:
+        raise PlanError(f"the fsdp file cannot say strategy {plan.strategy}; it has: {', '.join(STRATEGIES)}")
     if plan.precision not in words:
         raise PlanError(f"the fsdp file cannot say precision {plan.precision}; it has: {', '.join(words)}")
-    if plan.strategy not in ("fsdp-full-shard", "fsdp-no-shard"):
-        raise PlanError(f"the fsdp file cannot say strategy {plan.strategy}; it has: fsdp-full-shard, fsdp-no-shard")
     if plan.checkpoint_every > 1:
         raise PlanError(
             f"the fsdp file cannot say a checkpoint every {plan.checkpoint_every} blocks; it has: none, full"

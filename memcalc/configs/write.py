@@ -16,6 +16,7 @@ from memcalc.configs.text import parse_text
 from memcalc.errors import PlanError
 from memcalc.groups import Group
 from memcalc.plan import Plan
+from memcalc.strategies import Strategy
 from memcalc.training import Training
 
 __all__ = ["FORMATS", "Format", "Written", "leaves", "suited", "write"]
@@ -38,6 +39,8 @@ class Format:
     render: Callable[[Plan, Training | None], str]
     read: Callable[[Any, str], LaunchFile]
     says: Callable[[Plan], frozenset[str]]
+    takes: Callable[[Strategy], bool]
+    """Whether there are words for a strategy of more than one rank."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,16 +53,25 @@ class Written:
 
 FORMATS = {
     "fsdp": Format(
-        file="fsdp_config.yaml", render=fsdp_yaml.render, read=fsdp_yaml.read, says=lambda plan: fsdp_yaml.SAYS
+        file="fsdp_config.yaml",
+        render=fsdp_yaml.render,
+        read=fsdp_yaml.read,
+        says=lambda plan: fsdp_yaml.SAYS,
+        takes=lambda row: row.name in fsdp_yaml.STRATEGIES,
     ),
     "deepspeed": Format(
         file="ds_config.json",
         render=deepspeed_write.render,
         read=deepspeed_json.read,
         says=lambda plan: deepspeed_json.SAYS,
+        takes=lambda row: row.zero_stage is not None,
     ),
     "accelerate": Format(
-        file="accelerate.yaml", render=accelerate_write.render, read=accelerate_yaml.read, says=accelerate_write.says
+        file="accelerate.yaml",
+        render=accelerate_write.render,
+        read=accelerate_yaml.read,
+        says=accelerate_write.says,
+        takes=lambda row: row.name == "ddp" or row.gathers or row.zero_stage is not None,
     ),
 }
 

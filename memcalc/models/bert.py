@@ -14,7 +14,7 @@ from memcalc.attention import attention as attend
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError, UnknownNameError
 from memcalc.graph import Gradient, Node, Tensor
-from memcalc.models.checks import full_heads, head_is_tied, heads_divide, positive, reads_tokens
+from memcalc.models.checks import activation_is, full_heads, head_is_tied, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family, all_pairs, every_token
 from memcalc.models.vit import first_place
 from memcalc.positions import positions as learned
@@ -46,6 +46,7 @@ def check(model: Model, plan: Plan) -> None:
         positive(model, "classes")
     if model.says_words:
         head_is_tied(model, True)
+    activation_is(model, "gelu", "relu")
     reads_tokens(model, plan)
 
 
@@ -203,6 +204,22 @@ BERT = Family(
     name="bert",
     summary="BERT: LayerNorm after each residual, separate Q, K and V, GELU, masked-word head tied to the embedding",
     reads="tokens",
+    fields=(
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "ffn",
+        "vocab",
+        "context",
+        "position_offset",
+        "types",
+        "tied",
+        "embedding_dim",
+        "activation",
+        "head",
+        "classes",
+    ),  # fmt: skip
     check=check,
     weights=weights,
     objective="masked",

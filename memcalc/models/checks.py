@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from memcalc.errors import PlanError
+from memcalc.errors import PlanError, UnknownNameError
 from memcalc.spec import Model
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
 __all__ = [
-    "causal_mask", "full_heads", "head_is_tied", "heads_divide", "no_attention", "no_dropout", "positive",
+    "activation_is", "causal_mask", "full_heads", "head_is_tied", "heads_divide", "no_attention", "no_dropout", "positive",
     "reads_images", "reads_tokens",
 ]  # fmt: skip
 
@@ -20,6 +20,12 @@ def positive(model: Model, *fields: str) -> None:
     for field in fields:
         if getattr(model, field) < 1:
             raise PlanError(f"model {model.name}: {field} {getattr(model, field)} must be at least 1")
+
+
+def activation_is(model: Model, *known: str) -> None:
+    """What an MLP applies is one of those, or left to the family."""
+    if model.activation and model.activation not in known:
+        raise UnknownNameError(f"model {model.name}: activation", model.activation, known)
 
 
 def heads_divide(model: Model) -> None:
@@ -39,7 +45,7 @@ def reads_tokens(model: Model, plan: Plan, *, limited: bool = True) -> None:
     most = model.context - model.position_offset
     if limited and plan.tokens > most:
         raise PlanError(
-            f"{plan.tokens} tokens are more than the {most} positions of {model.name}; for a model with more of them: "
+            f"{plan.tokens} tokens are more than the {most} positions of model {model.name!r}; for one with more of them: "
             f"--context {plan.tokens + model.position_offset}"
         )
 

@@ -33,7 +33,14 @@ from memcalc.vocab_parallel import embedding
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["DECODER"]
+__all__ = ["DECODER", "FIELDS"]
+
+FIELDS = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "window", "gated", "tied", "biases",
+    "fused_qkv", "fused_gate_up", "qk_norm", "q_lora", "kv_lora", "value_dim", "norm", "activation", "positions", "rotary_dim",
+    "head_major", "side_by_side", "post_norm", "norm_after", "embedding_norm", "embedding_dim", "scaled", "capped",
+    "wide_scores",
+)  # fmt: skip
 
 _TEXTS = {
     "norm": ("", "rms", "layer"),
@@ -275,6 +282,7 @@ DECODER = Family(
     reads="tokens",
     divides="dtensor",
     untrained=lambda model: "models of the family decoder",
+    fields=FIELDS,
     check=check,
     buffers=causal_mask,
     weights=weights,

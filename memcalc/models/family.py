@@ -79,6 +79,8 @@ class Family:
     """Query-key pairs of one sample over all layers, by tokens: under a causal mask, and without one."""
     assumption: str = ""
     """What the family takes for granted, in a sentence."""
+    fields: tuple[str, ...]
+    """Of a Model: those that it reads. A plan that says another is refused, because nobody would hear it."""
     check: Callable[[Model, Plan], None]
     """Raises PlanError when the numbers do not fit together."""
     weights: Callable[[Model], list[Weight]]

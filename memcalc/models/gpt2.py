@@ -103,6 +103,7 @@ GPT2 = Family(
     summary="GPT-2: learned positions, LayerNorm, one QKV matrix, GELU, head tied to the embedding",
     reads="tokens",
     divides="dtensor",
+    fields=("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "tied"),
     check=check,
     buffers=causal_mask,
     weights=weights,

@@ -6,7 +6,6 @@ norms of query and key (Qwen 3), a width of its own for a head, one product for 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
@@ -18,28 +17,22 @@ from memcalc.spec import Model, Weight
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["LLAMA", "plain"]
+__all__ = ["FIELDS", "LLAMA", "has_biases"]
 
-_OF_DECODERS = (
-    "norm", "activation", "positions", "rotary_dim", "side_by_side", "post_norm", "embedding_norm", "scaled", "capped",
-    "fused_gate_up", "norm_after", "embedding_dim", "head_major", "q_lora", "kv_lora", "value_dim",
+FIELDS = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "tied", "biases", "fused_qkv", "qk_norm",
+    "window",
 )  # fmt: skip
 
 
 def check(model: Model, plan: Plan) -> None:
-    plain(model, _OF_DECODERS, ("qkv",))
+    has_biases(model, ("qkv",))
     no_dropout(model, plan)
     decoder.check(model, plan)
 
 
-def plain(model: Model, fields: tuple[str, ...], biased: tuple[str, ...]) -> None:
-    """Options of the family decoder are left alone, and no other parts than those have a bias."""
-    blank = {field.name: field.default for field in dataclasses.fields(Model)}
-    for field in fields:
-        if getattr(model, field) != blank[field]:
-            raise PlanError(
-                f"model {model.name}: {field.replace('_', ' ')} is for the family decoder, not {model.family}"
-            )
+def has_biases(model: Model, biased: tuple[str, ...]) -> None:
+    """No other parts than those have a bias."""
     for part in model.biases:
         if part not in biased:
             raise PlanError(
@@ -64,6 +57,7 @@ LLAMA = Family(
     reads="tokens",
     drops=False,
     divides="dtensor",
+    fields=FIELDS,
     check=check,
     buffers=causal_mask,
     weights=weights,

@@ -187,6 +187,7 @@ LLAVA = Family(
     beside_tokens=lambda model: (tower_of(model).channels, *[tower_of(model).image] * 2),
     untrained=lambda model: "models of the family llava",
     assumption="each sample has one image, whose places count among the tokens of the sequence",
+    fields=(*(field for field in decoder.FIELDS if field != "gated"), "vision", "vision_layers", "class_place"),
     check=check,
     weights=weights,
     rows=rows,

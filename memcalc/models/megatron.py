@@ -28,7 +28,12 @@ from memcalc.vocab_parallel import embedding
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
-__all__ = ["MEGATRON"]
+__all__ = ["FIELDS", "MEGATRON"]
+
+FIELDS = (
+    "layers", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab", "context", "tied", "biases", "norm", "positions",
+    "embedding_norm", "gated",
+)  # fmt: skip
 
 _WORDS = {"norm": ("", "layer", "rms"), "positions": ("", "learned", "rotary", "alibi")}
 _BIASES = ("qkv", "out", "mlp")
@@ -229,6 +234,7 @@ MEGATRON = Family(
     summary="Megatron's GPT: fused bias, GELU, dropout and softmax; by options RMSNorm, rotary positions, SwiGLU, BLOOM's norm",
     reads="tokens",
     divides="megatron",
+    fields=FIELDS,
     check=check,
     buffers=buffers,
     standing=standing,

@@ -138,6 +138,7 @@ MEGATRON_T5 = dataclasses.replace(
     summary="Megatron's T5: encoder and decoder of Megatron's blocks, learned positions, a tied head with a bias",
     sequences=2,
     encodes=True,
+    fields=(*megatron.FIELDS, "decoder_layers", "decoder_tokens"),
     check=check,
     weights=weights,
     pairs=pairs,

@@ -98,6 +98,7 @@ MLP = Family(
     name="mlp",
     summary="layers of equal width with ReLU, and a classifier on top; other widths, activations, batch norm, dropout",
     reads="features",
+    fields=("layers", "hidden", "widths", "activation", "batch_norm", "features", "classes"),
     check=check,
     buffers=buffers,
     weights=weights,

@@ -92,6 +92,7 @@ MODULE = Family(
     summary="a module of the user's own",
     reads="features",
     drops=False,
+    fields=("module", "layers", "features", "classes", "vocab", "context"),
     check=check,
     buffers=buffers,
     unplayed=True,

@@ -12,7 +12,7 @@ from memcalc.graph import Tensor
 from memcalc.models import decoder, decoder_weights
 from memcalc.models.checks import causal_mask, no_dropout, positive
 from memcalc.models.family import Block, Family
-from memcalc.models.llama import plain
+from memcalc.models.llama import FIELDS, has_biases
 from memcalc.models.window import under_mask
 from memcalc.positions import rotary_tables
 from memcalc.recorder import Storage
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from memcalc.plan import Plan
 
 __all__ = ["MOE"]
-
-
-# Options of the family decoder that no mixture has.
-_OF_DECODERS = (
-    "norm", "activation", "positions", "side_by_side", "post_norm", "embedding_norm", "scaled", "capped", "fused_gate_up",
-    "norm_after", "embedding_dim",
-)  # fmt: skip
 
 
 def check(model: Model, plan: Plan) -> None:
@@ -47,7 +40,7 @@ def check(model: Model, plan: Plan) -> None:
         raise PlanError(
             f"expert parallel: {model.name} has dense blocks, latent attention or stacked experts; leave it out"
         )
-    plain(model, _OF_DECODERS, ("qkv", "out"))
+    has_biases(model, ("qkv", "out"))
     no_dropout(model, plan)
     decoder.check(model, plan)
 
@@ -170,6 +163,23 @@ MOE = Family(
     drops=False,
     untrained=untrained,
     assumption="experts are loaded evenly and no token is dropped; what is kept does not depend on it, transients do",
+    fields=(
+        *FIELDS,
+        "experts",
+        "routed",
+        "top_k",
+        "shared_ffn",
+        "shared_gate",
+        "dense_layers",
+        "dense_ffn",
+        "stacked",
+        "wide_router",
+        "q_lora",
+        "kv_lora",
+        "value_dim",
+        "rotary_dim",
+        "head_major",
+    ),  # fmt: skip
     check=check,
     buffers=causal_mask,
     weights=weights,

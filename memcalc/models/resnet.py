@@ -171,6 +171,7 @@ RESNET = Family(
     drops=False,
     convolves=True,
     assumption="workspaces of convolution algorithms are not counted",
+    fields=("stages", "bottleneck", "hidden", "image", "channels", "features", "classes"),
     check=check,
     buffers=buffers,
     weights=weights,

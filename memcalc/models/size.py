@@ -74,6 +74,7 @@ SIZE = Family(
     drops=False,
     opaque=True,
     unplayed=True,
+    fields=("parameters", "layers", "layer_bytes", "features", "vocab", "hidden"),
     check=check,
     weights=weights,
     rows=lambda model, tokens, weight: 1,

@@ -14,7 +14,7 @@ from memcalc.attention import biased_attention
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError
 from memcalc.graph import Tensor
-from memcalc.models.checks import full_heads, heads_divide, positive, reads_tokens
+from memcalc.models.checks import activation_is, full_heads, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
 from memcalc.positions import position_bias
 from memcalc.spec import HEAD, Model, Weight
@@ -30,6 +30,7 @@ def check(model: Model, plan: Plan) -> None:
     positive(model, "layers", "decoder_layers", "hidden", "heads", "ffn", "vocab", "context", "buckets")
     heads_divide(model)
     full_heads(model)
+    activation_is(model, "gelu", "relu", "silu")
     reads_tokens(model, plan, limited=False)  # distances have a bias, and far ones share it
     if plan.attention not in ("auto", "eager"):
         raise PlanError(f"attention {plan.attention}: t5 adds a learned bias to its scores; leave --attention out")
@@ -161,6 +162,21 @@ T5 = Family(
     written_out=True,
     objective="continue",
     assumption="encoder and decoder each read as many tokens as the sequence length says",
+    fields=(
+        "layers",
+        "decoder_layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "head_dim",
+        "ffn",
+        "vocab",
+        "context",
+        "buckets",
+        "gated",
+        "activation",
+        "tied",
+    ),  # fmt: skip
     check=check,
     weights=weights,
     rows=rows,

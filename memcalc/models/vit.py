@@ -10,7 +10,7 @@ from memcalc.attention import attention as attend
 from memcalc.convolution import conv
 from memcalc.errors import PlanError, UnknownNameError
 from memcalc.graph import Gradient, Node, Tensor
-from memcalc.models.checks import full_heads, heads_divide, positive, reads_images
+from memcalc.models.checks import activation_is, full_heads, heads_divide, positive, reads_images
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape
@@ -29,6 +29,7 @@ def check(model: Model, plan: Plan) -> None:
     positive(model, *_NUMBERS, *(() if model.head else ("classes",)))
     heads_divide(model)
     full_heads(model)
+    activation_is(model, "gelu", "relu")
     reads_images(model, plan)
     patches_divide(model)
 
@@ -170,6 +171,21 @@ VIT = Family(
     untrained=lambda model: (
         "a ViT as transformers has it" if model.separate_qkv or model.head or model.activation == "relu" else ""
     ),
+    fields=(
+        "layers",
+        "hidden",
+        "heads",
+        "kv_heads",
+        "ffn",
+        "image",
+        "channels",
+        "patch",
+        "features",
+        "separate_qkv",
+        "activation",
+        "head",
+        "classes",
+    ),  # fmt: skip
     check=check,
     weights=weights,
     rows=rows,

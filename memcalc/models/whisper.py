@@ -17,7 +17,7 @@ from memcalc.convolution import conv
 from memcalc.cross_entropy import head
 from memcalc.errors import PlanError
 from memcalc.graph import Gradient, Node, Tensor
-from memcalc.models.checks import heads_divide, positive, reads_tokens
+from memcalc.models.checks import activation_is, heads_divide, positive, reads_tokens
 from memcalc.models.family import Block, Family
 from memcalc.models.whisper_weights import weights
 from memcalc.positions import positions as learned
@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MBART", "WHISPER"]
 
+_FIELDS = (
+    "layers", "decoder_layers", "hidden", "heads", "decoder_heads", "ffn", "decoder_ffn", "vocab", "context", "activation",
+    "tied", "embedding_norm", "norm_after", "scaled",
+)  # fmt: skip
+
 
 def check(model: Model, plan: Plan) -> None:
     positive(model, "decoder_layers", "hidden", "heads", "ffn", "vocab", "context")
@@ -36,6 +41,11 @@ def check(model: Model, plan: Plan) -> None:
         positive(model, "layers", "channels", "encoder_tokens")
     for side in (model, of_decoder(model)):
         heads_divide(dataclasses.replace(side, kv_heads=0))
+    activation_is(model, "gelu", "relu")
+    if model.scaled not in ((), ("embedding",)):
+        raise PlanError(
+            f"model {model.name}: scaled {', '.join(model.scaled)}, but {model.family} scales its embedding alone"
+        )
     reads_tokens(model, plan)
     if plan.reentrant:
         raise PlanError(f"reentrant: {model.name}'s decoder blocks take two streams; leave --reentrant out")
@@ -204,6 +214,7 @@ WHISPER = Family(
     beside_tokens=lambda model: (model.channels, 2 * model.encoder_tokens),
     untrained=lambda model: f"models of the family {model.family}",
     assumption="every sample has all frames the encoder takes; dropout is that of residuals, none of attention",
+    fields=(*_FIELDS, "channels", "encoder_tokens"),
     check=check,
     weights=weights,
     rows=rows,
@@ -216,6 +227,7 @@ WHISPER = Family(
 MBART = dataclasses.replace(
     WHISPER,
     name="mbart",
+    fields=(*_FIELDS, "position_offset"),
     summary="mBART: encoder and decoder of tokens, LayerNorm before each part and of embeddings, learned positions, a tied head",
     sequences=2,
     objective="continue",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memcalc.parallel.flat_units import FlatUnits
-from memcalc.parallel.replicated import ROOT_UNIT
+from memcalc.parallel.replicated import ROOT_UNIT, in_order
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.quantised import QUANTISED, SHARDED, stored
@@ -91,8 +91,9 @@ class FlatShard(FlatUnits):
     # -- what lives between steps ------------------------------------------------------------------
 
     def parameters(self) -> None:
-        for unit, size in self.sizes.items():
-            self.hold(f"{unit} flat shard", (size // self.shards,), "parameters", self.kept_in(unit))
+        for unit in [*self.order, ROOT_UNIT]:  # blocks are wrapped before what is around them
+            if unit in self.sizes:
+                self.hold(f"{unit} flat shard", (self.sizes[unit] // self.shards,), "parameters", self.kept_in(unit))
         for weight in self.weights:
             for part, size in stored_whole(weight):
                 self.hold(f"{weight.name} {part}", (size,), "parameters", "uint8")
@@ -101,7 +102,7 @@ class FlatShard(FlatUnits):
         if not self.knobs.original_parameters:
             sizes = {unit: size for unit, size in self.sizes.items() if self.trains(unit)}
             return [Weight(f"{unit} flat shard", (size // self.shards,)) for unit, size in sizes.items()]
-        return [Weight(weight.name, (count,), weight.group) for weight, count in self.own]
+        return in_order(self.plan, [Weight(weight.name, (count,), weight.group) for weight, count in self.own])
 
     def keep_gradients(self) -> None:
         for unit in self.sizes:

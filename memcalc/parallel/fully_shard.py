@@ -84,15 +84,15 @@ class FullyShard(Replicated):
         if unit in self.full or unit in self.gathered or self.shards == 1 or not self.units[unit]:
             return
         casts: list[Storage] = []
-        for weight in self.units[unit]:
-            # Offloaded shards come back one by one, and are cast one by one.
-            count = prod(self.local_shape(weight))
-            shard = self._flat(f"{weight.name} shard from the host", count, self.dtype) if self.away else None
-            if self.low != self.dtype:
-                casts.append(self._flat(f"{weight.name} cast shard", count, self.low))
-            elif shard is not None:
-                casts.append(shard)
-            del shard
+        counts = {weight.name: prod(self.local_shape(weight)) for weight in self.units[unit]}
+        if self.away:  # shards come back one by one, and are cast one by one
+            for name, count in counts.items():
+                shard = self._flat(f"{name} shard from the host", count, self.dtype)
+                cast = self.low != self.dtype
+                casts.append(self._flat(f"{name} cast shard", count, self.low) if cast else shard)
+                del shard
+        elif self.low != self.dtype:  # one flat copy of all (_get_param_all_gather_inputs)
+            casts.append(self._flat(f"{unit} cast shard", sum(counts.values()), self.low))
         # Of one dtype, or bytes where dtypes differ (_get_all_gather_input_metadatas).
         size = sum(self.gathered_bytes(weight) for weight in self.units[unit])
         self.gathered[unit] = self._flat(f"{unit} gather", size, "uint8")

@@ -14,9 +14,16 @@ from memcalc.recorder import Storage
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["EMBEDDINGS", "ROOT_UNIT", "Replicated"]
+__all__ = ["EMBEDDINGS", "ROOT_UNIT", "Replicated", "in_order"]
 
 ROOT_UNIT, EMBEDDINGS = "root", "embeddings"
+
+
+def in_order(plan: Plan, weights: list[Weight]) -> list[Weight]:
+    """Weights as the model lists them (``model.parameters()``), in which order optimizers make their states and DeepSpeed its
+    flat buffers; units come root first."""
+    place = {weight.name: index for index, weight in enumerate(plan.weights)}
+    return sorted(weights, key=lambda weight: place.get(weight.name, len(place)))
 
 
 class Replicated:
@@ -26,7 +33,7 @@ class Replicated:
         self.tape, self.plan, self.units = tape, plan, units
         self.dtype = plan.precision_row.weights
         """dtype of what lives between steps."""
-        self.weights = [weight for unit in units.values() for weight in unit]
+        self.weights = in_order(plan, [weight for unit in units.values() for weight in unit])
         self.trained = [weight for weight in self.weights if weight.trainable]
         self.trained_dtype = next((weight.dtype for weight in self.trained if weight.dtype), self.dtype)
         """dtype of trained weights, their gradients and states: an adapter may have its own."""
@@ -63,8 +70,10 @@ class Replicated:
             dtype = self.dtype if self.plan.update.ema == "weights" else "float32"
             for weight in self.weights:
                 self.hold(f"{weight.name} average", self.local_shape(weight), "optimizer", dtype)
+        here = {weight.name.rpartition(".")[0] for weight in self.weights}
         for name, shape, dtype in self.plan.family.buffers(self.plan):
-            self.hold(name, shape, "buffers", dtype)
+            if self.plan.layout.pipeline == 1 or name.rpartition(".")[0] in here:
+                self.hold(name, shape, "buffers", dtype)
         for name, size in workspaces(self.plan):
             self.hold(name, (size,), "workspaces", "uint8")
         if not self.plan.set_to_none and not self.away:

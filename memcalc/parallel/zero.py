@@ -11,16 +11,10 @@ from memcalc.sharding import partition_slices, round_robin, zero_partition
 from memcalc.spec import Weight
 from memcalc.tape import Tape
 
-__all__ = ["Zero", "in_order"]
+__all__ = ["Zero"]
 
 # Before torch 1.13 there is no all_gather_into_tensor, and gathered partitions are copied out of a flat buffer.
 GATHERS_IN_PLACE_SINCE = (1, 13)
-
-
-def in_order(plan: Plan, weights: list[Weight]) -> list[Weight]:
-    """Weights as the model lists them (``model.parameters()``), which is how DeepSpeed lays them out; units come root first."""
-    place = {weight.name: index for index, weight in enumerate(plan.weights)}
-    return sorted(weights, key=lambda weight: place.get(weight.name, len(place)))
 
 
 class Zero(Replicated):
@@ -33,7 +27,6 @@ class Zero(Replicated):
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         super().__init__(tape, plan, units)
-        self.trained = in_order(plan, self.trained)
         self.stage, self.knobs = plan.strategy_row.zero_stage or 0, plan.deepspeed
         self.offloads = plan.offload.optimizer != "none"
         self.contiguous = self.knobs.contiguous_gradients or self.offloads

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from memcalc.parallel.fetching import Fetching, Gather
 from memcalc.parallel.replicated import Replicated
-from memcalc.parallel.zero import in_order
 from memcalc.plan import Plan
 from memcalc.recorder import Storage
 from memcalc.sharding import sub_groups
@@ -23,7 +22,6 @@ class Zero3(Replicated):
 
     def __init__(self, tape: Tape, plan: Plan, units: dict[str, list[Weight]]) -> None:
         super().__init__(tape, plan, units)
-        self.trained = in_order(plan, self.trained)
         self.knobs, self.offload = plan.deepspeed, plan.offload
         self.summed = "float32" if self.knobs.grad_accum_dtype == "float32" else self.dtype
         self.groups = sub_groups(self.trained, plan.shards, self.knobs.sub_group_size)

@@ -18,6 +18,8 @@ from urllib.parse import parse_qsl, urlencode
 import click
 import numpy as np
 
+from memcalc.choosing import TIE
+from memcalc.cli.options import unsaid
 from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate
 from memcalc.hardware import GPUS
@@ -81,6 +83,7 @@ def picture(query: str, config: OwnConfig | None = None) -> str:
             "context": model.context - model.position_offset,
             "blocks": model.blocks,
         },
+        "unsaid": " ".join(unsaid(words.words, plan)),
         "verdict": _verdict(found, figure.capacity),
         "said": {
             "peak": format_both(found.peak.bytes),
@@ -184,11 +187,12 @@ class Running:
                 **{name: value for name, value in each.items() if name != "plan"},
                 "plan": each["plan"],
                 "query": urlencode(query_of(plan, model)),
-                "peak": format_both(each["peak_bytes"]),
-                "headroom": format_both(each["headroom_bytes"]),
+                "peak": format_bytes(each["peak_bytes"]),
+                "headroom": format_bytes(each["headroom_bytes"]),
             })  # fmt: skip
         command = asked(query, _recommend(), config).command("recommend")
-        return json.dumps({"plans": rows, "tried": found["tried"], "said": beside, "command": command})
+        said = f"{format_count(found['tried'])} plans tried; the first is the simplest within {TIE:.0%} of the fastest"
+        return json.dumps({"plans": rows, "said": said if rows else beside, "command": command})
 
     def stop(self) -> None:
         """End what still runs."""

@@ -218,9 +218,17 @@ def _with_config(answer: Answer, query: str, body: bytes | None) -> str:
 
 
 def _mentioned(line: str, query: str) -> list[str]:
-    """Options of the query that a message names, so that it can be shown beside their controls."""
-    keys = [key for key, _ in parse_qsl(query, keep_blank_values=True)]
-    return [key for key in keys if re.search(rf"--{re.escape(key)}(?![\w-])", line)]
+    """Options of the query that a message names, so that it can be shown beside their controls: as options first, then
+    those that it quotes, or whose value it quotes, then those that it has as words.
+
+    >>> _mentioned("unknown strategy 'fspd'; did you mean 'fsdp-full-shard'?", "model=gpt2&strategy=fspd")
+    ['strategy']
+    """
+    pairs = parse_qsl(query, keep_blank_values=True)
+    typed = [key for key, _ in pairs if re.search(rf"--{re.escape(key)}(?![\w-])", line)]
+    quoted = [key for key, value in pairs if repr(key) in line or value and repr(value) in line]
+    words = [key for key, _ in pairs if re.search(rf"\b{re.escape(key).replace('-', '[ -]')}\b", line, re.IGNORECASE)]
+    return list(dict.fromkeys([*typed, *quoted, *words]))
 
 
 @cache

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from memcalc.cli.app import app
 from memcalc.estimate import estimate
 from memcalc.palette import contrast
+from memcalc.timeline import CATEGORIES
 from memcalc.ui.server import Server
 from memcalc.ui.words import asked, plan_of
 from memcalc.units import format_both, format_bytes
@@ -83,6 +84,9 @@ def test_by_clicks_the_plan_changes_and_a_recommended_one_is_taken(page: Any, se
     page.wait_for_selector("#choices tbody tr")
     shows(page, "#choices-command", "--gpus 2")
     first = page.locator("#choices tbody tr").first.inner_text()
+    heads = page.locator("#choices thead").inner_text().split("\t")
+    row = dict(zip(heads, first.split("\t"), strict=False))
+    assert " to " in row["Step"] and row["Step"].endswith("ms") and int(row["Tokens/s"].replace(",", "")) > 1000
     page.get_by_role("button", name="Take").first.click()
     strategy = first.split(",")[0]
     shows(page, "#command", f"--strategy {strategy}")
@@ -107,6 +111,30 @@ def test_a_mistake_stands_beside_its_control_until_it_is_mended(page: Any, serve
     refused(page)
 
 
+@pytest.mark.parametrize(
+    ("query", "control", "said"),
+    [
+        ("model=gpt2-tiny&gpu=t4&gpus=2&strategy=fspd", "strategy", "unknown strategy 'fspd'"),
+        ("model=gtp2&gpu=t4", "model", "unknown model 'gtp2'; did you mean 'gpt2'?"),
+        ("model=gpt2-tiny&gpu=t4&batch-size=abc", "batch", "--batch-size 'abc' is not a whole number"),
+        ("model=gpt2-tiny&gpu=t4&batch-sise=3", "more", "unknown option 'batch-sise'"),
+    ],
+)
+def test_a_mistake_in_a_link_stands_at_its_control_and_is_mended_there(
+    page: Any, server: Server, query: str, control: str, said: str
+) -> None:
+    opened(page, server, query)
+    assert page.locator(f".field:has(#{control}) .error").inner_text().startswith(said)
+    assert page.locator("#batch-range").input_value() == "1"  # what is not said is 1, and the slider stands there
+    mended = {"strategy": "ddp", "model": "gpt2-tiny", "batch": "2", "more": ""}[control]
+    field = page.locator(f"#{control}")
+    field.select_option(mended) if control in ("strategy", "model") else field.fill(mended)
+    shows(page, "#peak-text", "peak ")
+    assert page.locator("#control-error").count() == 0
+    assert page.locator("#more").input_value() == ""
+    refused(page)
+
+
 def test_a_config_is_pasted_and_nothing_in_it_is_run(page: Any, server: Server) -> None:
     opened(page, server)
     page.get_by_label("Model", exact=True).select_option("a config.json of mine")
@@ -128,6 +156,9 @@ def test_the_timeline_is_read_by_keys_and_by_the_pointer(page: Any, server: Serv
     opened(page, server)
     found = estimate(plan_of(asked(TINY)))
     shows(page, "#readout", f"{found.peak.moment}, the peak: {format_bytes(found.peak.bytes)} in use, after ")
+    legend = page.locator("#parts").inner_text()
+    drawn = {CATEGORIES[each] for each in found.timeline.category.tolist()}
+    assert "gradients" in drawn and all(name in legend for name in drawn)  # also where the peak has none
     for size in found.peak.by_category.values():
         assert not size or format_bytes(size) in page.locator("#readout").inner_text()
     page.get_by_label("Place in the step").focus()

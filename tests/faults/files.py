@@ -85,4 +85,58 @@ FAULTS = [
         right="bool(decay) != plan.update.l2:",
         wrong="bool(decay) and plan.update.l2:",
     ),
+    Fault(
+        name="LoRA whose dtype nobody says is kept like the weights",
+        file="adapters.py",
+        right='if kind == "lora" and engine == "torch" else "weights"',
+        wrong='if kind == "lora" and engine == "megatron" else "weights"',
+    ),
+    Fault(
+        name="what a search would take otherwise is not said",
+        file="open_choices.py",
+        right="    if plan.precision == usual:\n",
+        wrong="    if plan.precision:\n",
+    ),
+    Fault(
+        name="a narrow terminal loses the accumulation",
+        file="cli/plans_table.py",
+        right='times = [f" x {c.plan.accumulation}" * (c.plan.accumulation > 1) for c in plans]',
+        wrong='times = ["" for c in plans]',
+    ),
+    Fault(
+        name="bytes that a rehearsal lacks pass for other names",
+        file="cli/rehearse.py",
+        right="if abs(ours - theirs) > ALIKE * theirs or",
+        wrong="if ours < theirs or",
+    ),
+    Fault(
+        name="a model's field that its family does not read is taken",
+        file="sound.py",
+        right="            if (value := getattr(part, field)) != default:",
+        wrong="            if (value := getattr(part, field)) is None:",
+    ),
+    Fault(
+        name="data is found odd by the ranks alone",
+        file="launch.py",
+        right="    data.check(plan, training.data, training.tokenizer)\n",
+        wrong="",
+    ),
+    Fault(
+        name="a damaged picture is found by the ranks alone",
+        file="images.py",
+        right="_read(path).shape if size <= looked_at else _shape(path)",
+        wrong="_shape(path)",
+    ),
+    Fault(
+        name="a checkpoint's file that is cut off is taken",
+        file="checkpoints.py",
+        right="        if (found := file.stat().st_size) < size:",
+        wrong="        if (found := file.stat().st_size) < 0:",
+    ),
+    Fault(
+        name="a checkpoint's list of another run is taken",
+        file="checkpoints.py",
+        right="    if digest(path) != marker.index and marker.index:",
+        wrong="    if not digest(path):",
+    ),
 ]

@@ -112,14 +112,32 @@ FAULTS = [
     Fault(
         name="torch's pipeline has one receive buffer for all micro batches",
         file="pipeline.py",
-        right='self.plan.accumulation if self.engine.buffers == "all" else 0',
-        wrong="0",
+        right='self.plan.accumulation if self.engine.buffers == "all" else 1',
+        wrong="1",
     ),
     Fault(
         name="DeepSpeed's pipeline does not copy what it received",
         file="pipeline.py",
-        right='            kept.append(self._make("received activations, copied", self.shape))\n',
+        right='            kept.append(self._make("received activations, copied", block))\n',
         wrong="",
+    ),
+    Fault(
+        name="every stage of a stack of layers receives what the first block takes",
+        file="ledger.py",
+        right="return found.__getitem__",
+        wrong="return lambda block: found[0]",
+    ),
+    Fault(
+        name="each stage holds the running statistics of all layers",
+        file="parallel/replicated.py",
+        right="if self.plan.layout.pipeline == 1 or name",
+        wrong="if True or name",
+    ),
+    Fault(
+        name="of unlike stages only the first between the ends is looked at",
+        file="stages.py",
+        right="if plan.model.widths:",
+        wrong="if False:",
     ),
     Fault(
         name="stage 2 sends gradients once a step",

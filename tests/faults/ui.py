@@ -55,4 +55,10 @@ FAULTS = [
         right="allocated <= capacity < point",
         wrong="capacity < 0",
     ),
+    Fault(
+        name="a mistake in a link names no control",
+        file="ui/server.py",
+        right="[*typed, *quoted, *words]",
+        wrong="typed",
+    ),
 ]

@@ -18,11 +18,12 @@ from tests.trainers import driver
 def tell() -> None:
     """Let every accelerator of this process take the plugin that it is given."""
     import accelerate
+    import deepspeed  # noqa: F401  before the ranks are forked, so that it is loaded once
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
     class Told(accelerate.Accelerator):
-        def __init__(self, *, fsdp_plugin: Any = None, **settings: Any) -> None:
+        def __init__(self, *, fsdp_plugin: Any = None, parallelism_config: Any = None, **settings: Any) -> None:
             super().__init__(**settings)
             if fsdp_plugin is not None:
                 told = {
@@ -31,11 +32,17 @@ def tell() -> None:
                 }  # cpu:0 is another to FSDP 1
                 for state in (PartialState, AcceleratorState):
                     state._shared_state |= told
+                if settings.get("mixed_precision") == "bf16":
+                    fsdp_plugin.set_mixed_precision("bf16")
                 AcceleratorState._shared_state["fsdp_plugin"] = fsdp_plugin
+            if parallelism_config is not None:
+                AcceleratorState._shared_state["parallelism_config"] = parallelism_config
+                self.state.device_mesh = parallelism_config.get_device_mesh("cpu")
+                parallelism_config._validate_accelerator(self)
 
     accelerate.Accelerator = Told
 
 
 if __name__ == "__main__":
     tell()
-    driver.main(Path(sys.argv[1]))
+    driver.main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -26,6 +26,9 @@ GPT2 = dataclasses.replace(MODELS["gpt2-tiny"], layers=4)
 LLAMA = Model(
     name="llama-of-4", family="llama", layers=4, hidden=64, heads=4, kv_heads=2, ffn=192, vocab=256, context=128
 )  # fmt: skip
+MLP = Model(
+    name="mlp-of-4", family="mlp", layers=4, hidden=96, features=64, classes=10, widths=(96, 160, 64, 48), activation="gelu"
+)  # fmt: skip
 TIED = dataclasses.replace(LLAMA, name="llama-of-4-tied", tied=True)
 HOST = Offload(optimizer="cpu", parameters="cpu")
 SMALL = DeepSpeed(reduce_bucket_size=50_000, prefetch_bucket_size=20_000, persistence_threshold=500)
@@ -37,7 +40,8 @@ Fields = dict[str, object]
 
 def plan(ranks: int, *, model: Model = GPT2, **fields: object) -> Plan:
     """A plan whose step takes the same samples whatever the layout."""
-    single = Plan(model=model, tokens=TOKENS, micro_batch=BATCH, device="cpu", ranks=ranks, **fields)  # type: ignore[arg-type]
+    tokens = TOKENS if model.context else 0
+    single = Plan(model=model, tokens=tokens, micro_batch=BATCH, device="cpu", ranks=ranks, **fields)  # type: ignore[arg-type]
     return dataclasses.replace(single, micro_batch=BATCH // single.data_parallel // single.accumulation)
 
 

@@ -17,6 +17,7 @@ from memcalc.compare import STATES, exact
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import RunError
 from memcalc.fsdp import Fsdp
+from memcalc.loss import Loss
 from memcalc.measurement import Measurement
 from memcalc.offload import Offload
 from memcalc.plan import Plan
@@ -57,6 +58,13 @@ TWO: dict[str, Fields] = {
     "accelerate-deepspeed-2": {"strategy": "deepspeed-2", "accumulation": 2},
     "accelerate-fsdp-2": {"strategy": "fsdp-full-shard", "accumulation": 2},
     "accelerate-fsdp-1": {"strategy": "fsdp-shard-grad-op", "fsdp": OLD},
+    "accelerate-ddp-amp": {"strategy": "ddp", "precision": "amp-bf16", "loss": Loss(float32_output=True)},
+    "accelerate-fsdp-2-amp": {
+        "strategy": "fsdp-full-shard",
+        "precision": "amp-bf16",
+        "fsdp": Fsdp(reduce_dtype="compute"),
+    },
+    "accelerate-fsdp-2-offload": {"strategy": "fsdp-full-shard", "offload": HOST},
 } | some(
     {
         "deepspeed-3": {"strategy": "deepspeed-3"},
@@ -86,7 +94,9 @@ FOUR: dict[str, Fields] = some(
         "deepspeed-1": {"strategy": "deepspeed-1"},
         "deepspeed-2": {"strategy": "deepspeed-2", "accumulation": 2},
     }
-)
+) | {
+    "accelerate-hybrid": {"strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(replicas=2), "accumulation": 2},
+}
 OTHER = '{"betas": [0.8, 0.95], "eps": 1e-3, "weight_decay": 0.3}'
 """Numbers that no default has, for the run of stage 2."""
 

@@ -10,10 +10,11 @@ import pytest
 import torch
 from torch import nn
 
+from memcalc import data
 from memcalc.errors import InputError, MemcalcError
 from memcalc.models import Model
 from memcalc.plan import Plan
-from trainers import data, module
+from trainers import module
 from trainers.blocks import unit_names
 from trainers.factories import CodeError, build_for_real, find
 from trainers.models import build, materialise, units

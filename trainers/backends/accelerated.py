@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 from memcalc.errors import RunError
@@ -25,7 +25,10 @@ from trainers.models import materialise, units
 __all__ = ["fsdp_plugin", "prepare"]
 
 _USUAL = Training()
-_SHARDING = {"fsdp-full-shard": "FULL_SHARD", "fsdp-shard-grad-op": "SHARD_GRAD_OP"}
+_SHARDING = {
+    "fsdp-full-shard": "FULL_SHARD", "fsdp-shard-grad-op": "SHARD_GRAD_OP", "fsdp-hybrid-shard": "HYBRID_SHARD",
+    "fsdp-hybrid-shard-grad-op": "HYBRID_SHARD_ZERO2",
+}  # fmt: skip
 _PREFETCH = {"pre": "BACKWARD_PRE", "post": "BACKWARD_POST", "none": "NO_PREFETCH"}
 
 
@@ -50,7 +53,10 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings:
         )
     ]
     plugin = fsdp_plugin(plan, blocks) if gathers else None
-    accelerator = accelerate.Accelerator(cpu=cpu, mixed_precision="no", kwargs_handlers=handlers, fsdp_plugin=plugin)
+    accelerator = accelerate.Accelerator(
+        cpu=cpu, mixed_precision="bf16" if plan.precision == "amp-bf16" else "no", kwargs_handlers=handlers,
+        fsdp_plugin=plugin, parallelism_config=_replicas(plan) if plan.strategy_row.replicates and not flat else None,
+    )  # fmt: skip
     if flat:  # its parameters are new ones, of which the optimizer is made afterwards
         wrapped = accelerator.prepare(model)
         stepper = accelerator.prepare(optimizers.make(wrapped.parameters(), plan))
@@ -68,6 +74,7 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings:
     _look(accelerator, wrapped, plan, isinstance(wrapped, wanted))
     common: dict[str, Any] = {"model": wrapped, "optimizer": stepper, "states": stepper.optimizer}
     common |= {"accumulate": lambda: accelerator.no_sync(wrapped), "backward": accelerator.backward}
+    common |= {"casts_itself": True}  # by an autocast of its own, or FSDP's policy
     if flat:
         from trainers.backends.fsdp_1 import Saved
 
@@ -87,15 +94,29 @@ def fsdp_plugin(plan: Plan, blocks: list[str]) -> Any:
             "fsdp_version": 1, "sharding_strategy": _SHARDING[plan.strategy], "backward_prefetch": _PREFETCH[plan.fsdp.backward_prefetch],
             "forward_prefetch": plan.fsdp.forward_prefetch, "use_orig_params": plan.fsdp.original_parameters,
             "limit_all_gathers": plan.fsdp.limit_all_gathers, "sync_module_states": False,
+            "cpu_offload": plan.offload.on,
         }  # fmt: skip
+    elif plan.offload.on:
+        words["cpu_offload"] = CPUOffloadPolicy(pin_memory=plan.offload.pin_memory and plan.device == "cuda")
+    else:
+        words["cpu_offload"] = False
     return accelerate.FullyShardedDataParallelPlugin(
         **words,
         auto_wrap_policy="transformer_based_wrap",
         transformer_cls_names_to_wrap=blocks,
         activation_checkpointing=False,  # the model's blocks are checkpointed already
-        cpu_offload=False,
         cpu_ram_efficient_loading=False,
     )
+
+
+def _replicas(plan: Plan) -> Any:
+    """Copies of the shards, as accelerate says them of FSDP 2."""
+    import accelerate
+
+    if not hasattr(accelerate, "ParallelismConfig"):
+        raise RunError("accelerate replicates shards of FSDP 2 from release 1.10 on; pip install -U accelerate")
+    groups = plan.fsdp.groups(plan)
+    return accelerate.ParallelismConfig(dp_replicate_size=groups, dp_shard_size=plan.data_parallel // groups)
 
 
 def _deepspeed(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings: Training) -> Prepared:

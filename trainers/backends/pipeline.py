@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.distributed.tensor import DTensor
 
+from memcalc.models.mlp import widths
 from memcalc.plan import Plan
 from memcalc.spec import Weight
 from memcalc.stages import Stretch, stage_weights
@@ -190,28 +191,40 @@ class _Runner:
     def stage(self, layers: Layers, module: nn.Module) -> _Stage:
         """A stretch as the schedule knows it; shapes are said, so that it does not run the model to learn them."""
         plan, stretch = self.plan, layers.stretch
-        batch = (plan.micro_batch, plan.tokens)
-        stream = torch.empty(*self.stream(plan.micro_batch), dtype=self.dtype, device="meta", requires_grad=True)
+        batch = (plan.micro_batch, plan.tokens) if plan.tokens else (plan.micro_batch,)
+
+        def passed(block: int) -> Tensor:
+            return torch.empty(
+                *self.stream(block, plan.micro_batch), dtype=self.dtype, device="meta", requires_grad=True
+            )
+
         inputs = torch.empty(batch, dtype=torch.int64, device="meta")
+        if not plan.tokens:
+            weights = dtype_of(plan.precision_row.weights)
+            inputs = torch.empty(*batch, plan.model.features, dtype=weights, device="meta")
         wide = torch.float32 if plan.loss.float32_output else dtype_of(plan.precision_row.compute)
-        outputs = torch.empty(*batch, plan.model.vocab, dtype=wide, device="meta", requires_grad=True)
+        says = plan.model.vocab if plan.tokens else plan.model.classes
+        outputs = torch.empty(*batch, says, dtype=wide, device="meta", requires_grad=True)
         return _Stage(
             module, self.index(stretch), plan.layout.pipeline * plan.layout.chunks, self.device,
-            input_args=inputs if stretch.first else stream,
-            output_args=outputs if stretch.last else stream,
+            input_args=inputs if stretch.first else passed(stretch.start),
+            output_args=outputs if stretch.last else passed(stretch.stop),
             group=self.group,
         )  # fmt: skip
 
-    def stream(self, samples: int) -> tuple[int, ...]:
-        """Shape of what goes from stage to stage."""
+    def stream(self, block: int, samples: int) -> tuple[int, ...]:
+        """Shape of what goes into a block from another stage."""
         layout = self.plan.layout
+        if not self.plan.tokens:
+            return samples, widths(self.plan.model)[block]
         return samples, self.plan.tokens // (layout.tensor if layout.sequence else 1), self.plan.model.hidden
 
     @property
     def dtype(self) -> torch.dtype:
-        """FSDP casts what comes in; under autocast the residual stream stays as the embedding is."""
-        precision = self.plan.precision_row
-        return dtype_of(precision.compute if self.plan.strategy_row.gathers else precision.weights)
+        """FSDP casts what comes in; under autocast a residual stream stays as the embedding is, and a layer's output is as
+        its product."""
+        precision, plan = self.plan.precision_row, self.plan
+        return dtype_of(precision.compute if plan.strategy_row.gathers or not plan.tokens else precision.weights)
 
     def share_of_loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """A micro batch's part of the mean over all of them."""
@@ -233,7 +246,7 @@ class _Runner:
         x, ranks, me = inputs, dist.get_process_group_ranks(self.group), dist.get_rank(self.group)
         for layers, module in zip(self.layers, self.modules, strict=True):
             if not layers.stretch.first:
-                x = torch.empty(self.stream(len(inputs)), dtype=self.dtype, device=self.device)
+                x = torch.empty(self.stream(layers.stretch.start, len(inputs)), dtype=self.dtype, device=self.device)
                 dist.recv(x, ranks[me - 1], group=self.group)
             x = module(x)
             if not layers.stretch.last:

@@ -4,6 +4,7 @@
     fake process group          torch.testing._internal.distributed.fake_pg: collectives of N ranks that move nothing
     dispatch modes              torch.utils._python_dispatch: sees each operation below autograd
     storages that change size   torch.UntypedStorage.resize_, with which FSDP lets go of gathered parameters
+    FSDP 1's streams            what torch tells the allocator of a GPU about them, and of no other device
     DDP's reducer               asks a collective for its result, and the fake group has none
 
 Tried with torch 2.13; a torch that has one of them elsewhere fails here, by name.
@@ -21,7 +22,7 @@ import torch.distributed as dist
 from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import _flat_param
+from torch.distributed.fsdp import _flat_param, _runtime_utils
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -29,12 +30,12 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 __all__ = [
-    "Listener", "Mode", "answered_reductions", "fake_group", "fake_mode", "is_fake", "local", "no_modes", "propagates",
-    "real_meshes",
-    "resizes", "states_of_generators", "storages_by_identity", "tensors",
+    "CAST_SHARD", "Listener", "Mode", "answered_reductions", "fake_group", "fake_mode", "is_fake", "local", "marked_waits",
+    "no_modes", "propagates", "real_meshes", "resizes", "states_of_generators", "storages_by_identity", "tensors",
 ]  # fmt: skip
 
 Mode: TypeAlias = TorchDispatchMode
+CAST_SHARD = "FSDP::cast_shard"
 
 
 def fake_mode() -> FakeTensorMode:
@@ -188,6 +189,23 @@ def real_meshes() -> Iterator[None]:
         for holder in holders:
             stack.enter_context(_replaced(holder, "init_device_mesh", real(made)))
         stack.enter_context(_replaced(DeviceMesh, "__init__", real(DeviceMesh.__init__)))
+        yield
+
+
+@contextlib.contextmanager
+def marked_waits(waits: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """FSDP 1: tell of each tensor that may not be used again before another stream has come past it, which on a CPU nobody
+    is told; and let the copy of a shard in lower precision stand in a region of its own."""
+    cast = _flat_param.FlatParamHandle._use_low_precision_shard
+
+    def marked(handle: Any) -> Any:
+        with torch.profiler.record_function(CAST_SHARD):
+            return cast(handle)
+
+    with (
+        _replaced(_flat_param.FlatParamHandle, "_use_low_precision_shard", marked),
+        _replaced(_runtime_utils, "_no_dispatch_record_stream", lambda tensor, stream: waits(tensor)),
+    ):
         yield
 
 

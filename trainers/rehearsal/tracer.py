@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from memcalc.measurement import RankMeasurement
+from memcalc.streams import WAITING
 from memcalc.timeline import MOMENTS
 from trainers.backends import Prepared
 from trainers.history import Boundary, Event, History
@@ -35,8 +37,16 @@ _COPIED = {"c10d::allgather_": 0, "c10d::_allgather_base_": 0, "c10d::_reduce_sc
 newLikeFlat of the outputs in allgather, clone of the inputs in reduce_scatter_tensor_coalesced)."""
 _SAME = ("_c10d_functional::wait_tensor", "_c10d_functional::_wrap_tensor_autograd")
 """What gives back its input, of which fake tensors make a copy."""
-_ENDINGS = {"FSDP::all_gather": " gather", "FSDP::post_backward_reduce": " shards gradient"}
-"""By FSDP 2's regions: the endings by which memcalc/streams.py knows on which stream something is made."""
+_ENDINGS = {
+    "FSDP::all_gather": " gather",
+    "FSDP::post_backward_reduce": " shards gradient",
+    private.CAST_SHARD: " cast shard",
+    "FullyShardedDataParallel._post_backward_hook": " shards gradient",
+}
+"""By regions of FSDP 2 and 1: the endings by which memcalc/streams.py knows on which stream something is made, of what is made
+there while another stream than the computation's is the current one; the input of FSDP 2's reduce-scatter is not."""
+_WAITS = WAITING[-1]
+"""The ending by which it knows what is made on the computation's stream and waits for another to be free."""
 _PASSES = ("forward", "loss", "backward")
 """Moments in which code of the model runs; in a step the optimizer's asks for its own numbers."""
 _ENTER, _LEAVE = "profiler::_record_function_enter_new", "profiler::_record_function_exit"
@@ -56,6 +66,8 @@ class Tracer(private.Mode):
         """By identity of the storage: its number, its bytes, and the reference that tells when it is gone."""
         self.now = self.number = 0
         self.regions: list[str] = []
+        self.computes = torch.cpu.current_stream()
+        """The stream that the model's own code runs on; torch keeps account of them for the CPU, too."""
         self.sizes = Sizes(torch.device("cpu"), self.where)
         self.finite: set[int] = set()
         self.guessed = 0
@@ -70,18 +82,30 @@ class Tracer(private.Mode):
         """How much the module made there, and left there."""
         self.rebuilding = False
         self.buckets: set[int] = set()
+        self.waiting: set[int] = set()
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
         """All that happens inside is traced."""
+        waits = private.marked_waits(self.wait)
         resizes, reductions = private.resizes(self.forget, self.resized), private.answered_reductions(self)
         states = private.states_of_generators(self.state) if self.device == "cpu" else contextlib.nullcontext()
-        with resizes, reductions, states, private.real_meshes(), private.storages_by_identity(), self:
+        with resizes, reductions, states, waits, private.real_meshes(), private.storages_by_identity(), self:
             yield
 
     def state(self, tensor: Tensor) -> None:
         """A generator's state, which lies where the CPU's tensors lie."""
         self.follow(tensor.untyped_storage(), "get_rng_state")
+
+    def wait(self, tensor: Tensor) -> None:
+        """When it is gone, another stream still reads it."""
+        self.waiting.add(self.where(private.local(tensor).untyped_storage()))
+
+    def named(self, event: Event) -> Event:
+        """With the ending that says that it waits, unless its name says that already."""
+        if event.address not in self.waiting or event.bytes < 0 or event.name.endswith((*WAITING, *_ENDINGS.values())):
+            return event
+        return replace(event, name=event.name + _WAITS)
 
     def rebuilds(self, begins: bool) -> None:
         """DDP looks whether its buckets want another order."""
@@ -183,7 +207,8 @@ class Tracer(private.Mode):
         size = -(-size // self.block) * self.block
         if size:
             innermost = self.regions[-1].split(" (")[0] if self.regions else ""  # a module's name stands in brackets
-            full = " > ".join((*self.regions, name)) + _ENDINGS.get(innermost, "")
+            aside = torch.cpu.current_stream() is not self.computes
+            full = " > ".join((*self.regions, name)) + (_ENDINGS.get(innermost, "") if aside else "")
             self.events.append(Event(self.tick(), self.number, size, full))
         return self.number, size
 
@@ -205,7 +230,8 @@ class Tracer(private.Mode):
     def resized(self, storage: Any) -> None:
         """It has got another size."""
         copied = any("copy_out" in region for region in self.regions)
-        self.follow(storage, "FSDP::resize_ gathered" if copied else "FSDP::resize_ gather")  # nobody else resizes
+        name = "gathered" if copied else "shard" if private.CAST_SHARD in self.regions else "gather"
+        self.follow(storage, f"FSDP::resize_ {name}")  # nobody else resizes
 
     def tick(self) -> int:
         """Time is counted in events."""
@@ -230,7 +256,7 @@ class Tracer(private.Mode):
         self.mark(_OUTSIDE, "init")
         began = next(mark.time for mark in self.boundaries if mark.step == self.last_step)
         self.grown = sum(event.bytes for event in self.events if event.time > began)
-        history = History(self.events, self.boundaries)
+        history = History([self.named(event) for event in self.events], self.boundaries)
         windows = history.windows()
         steady = steady_steps(min(window.step for window in windows if window.step >= 0), self.last_step)
         peaks: dict[tuple[int, str], int] = {}

@@ -66,6 +66,15 @@ class Run:
     lacks: tuple[Lack, ...]
 
     @property
+    def comparable(self) -> bool:
+        """Its seconds may be held against the time model's: tier A or B, nothing but the plan differs from what stands beside
+        it, and the network is stated, which would otherwise be an assumption that is judged."""
+        row, place = self.row, self.place
+        if self.plan is None or place is None or row.tier not in ("A", "B") or row.comparison == "partial":
+            return False
+        return row.cost is not None and (place.nodes == 1 or place.between is not None)
+
+    @property
     def skipped(self) -> str | None:
         """Every reason why there is no plan; None where there is one."""
         return None if self.plan else "; ".join(lack.reason for lack in self.lacks)

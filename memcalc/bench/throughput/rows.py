@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import re
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from memcalc.bench.cells import number
 from memcalc.bench.rows import Row, read_table
-from memcalc.errors import FileError, InputError, UnknownNameError, shorten
+from memcalc.errors import FileError, InputError, UnknownNameError
 
 __all__ = ["COLUMNS", "COMPARISONS", "METRICS", "Metric", "Timing", "read_timings", "select"]
 
@@ -114,18 +114,8 @@ def _timing(where: str, cells: dict[str, str]) -> Timing:
     metric = cells["metric"]
     if metric not in METRICS and metric != OOM:
         raise FileError(f"{where}: {UnknownNameError('metric', metric, [*METRICS, OOM])}")
-    measured = None if metric == OOM else _positive(where, cells["value"])
+    measured = None if metric == OOM else number(where, "value", cells["value"])
     return Timing(id=cells["id"], source=cells["source"], metric=metric, measured=measured, cells=cells)
-
-
-def _positive(where: str, text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 < value < 1e12:  # NaN fails both
-        raise FileError(f"{where}: value {shorten(text)} must be a number above 0 and below 1e12")
-    return value
 
 
 def select(rows: Iterable[Timing], *, tier: str = "", source: str = "", comparison: str = "") -> list[Timing]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from memcalc.bench.score import percentile
@@ -13,11 +13,13 @@ from memcalc.bench.throughput.score import Contest, Scored, Summary, contests, s
 
 __all__ = [
     "HALVES",
+    "Coverage",
     "Knob",
     "Report",
     "Source",
     "by_knob",
     "by_source",
+    "coverage",
     "judged",
     "reasons",
     "report",
@@ -102,6 +104,31 @@ def by_knob(groups: Iterable[Contest]) -> list[Knob]:
     return sorted((knob for knob in found if knob.pairs), key=lambda knob: -knob.pairs)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coverage:
+    """What a predicted range is worth: of the runs of one half whose seconds may be compared."""
+
+    half: str
+    rows: int
+    median_error_pct: float | None
+    """Of the absolute errors of the rate; None without rows, as the next."""
+    in_range_pct: float | None
+    """Runs whose measured time lies in the predicted range."""
+
+
+def coverage(rows: Iterable[Scored]) -> list[Coverage]:
+    """A line for each half, of runs in contests and of those that stand alone."""
+    known = [row for row in rows if row.error is not None and row.run.comparable]
+    found = []
+    for half in HALVES:
+        mine = [row for row in known if row.run.row.half == half]
+        middle = percentile([100 * abs(row.error or 0.0) for row in mine], 0.5)
+        inside = round(100 * sum(row.inside is True for row in mine) / len(mine), 1) if mine else None
+        off = None if middle is None else round(middle, 1)
+        found.append(Coverage(half=half, rows=len(mine), median_error_pct=off, in_range_pct=inside))
+    return found
+
+
 def reasons(rows: Iterable[Scored]) -> list[tuple[str, int]]:
     """(why rows are skipped, how many), most first."""
     counts = Counter(lack.reason for row in rows if row.run.plan is None for lack in row.run.lacks)
@@ -153,6 +180,7 @@ def result(found: Report, shown: Sequence[Contest]) -> dict[str, Any]:
     return {
         "summary": found.summary.to_dict(),
         "halves": {half: found.half(half).to_dict() for half in HALVES},
+        "range": [asdict(each) for each in coverage(found.rows)],
         "knobs": [
             {"knob": each.name, "pairs": each.pairs, "right": each.right, "alone": each.alone, "alone_right": each.alone_right}
             for each in by_knob(found.judged)

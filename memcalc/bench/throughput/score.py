@@ -8,8 +8,9 @@ from itertools import combinations
 
 from memcalc.bench.score import percentile
 from memcalc.bench.throughput.knobs import knobs_of
+from memcalc.bench.throughput.places import hardware_for
 from memcalc.bench.throughput.plans import Run
-from memcalc.coefficients import published
+from memcalc.coefficients import Values, published
 from memcalc.throughput import step_time
 
 __all__ = ["TIE", "Contest", "Pair", "Scored", "Summary", "contests", "score", "summarise"]
@@ -29,6 +30,8 @@ class Scored:
     """Seconds of a step, or of a sample where the metric counts those; None where the row cannot be said."""
     error: float | None
     """The predicted rate over the measured one, less 1; None where the metric is no absolute one."""
+    inside: bool | None = None
+    """The measured time lies in the range of the predicted one; None as the error."""
 
     @property
     def id(self) -> str:
@@ -121,13 +124,16 @@ class Summary:
         return {name: getattr(self, name) for name in names}
 
 
-def score(run: Run) -> Scored:
-    """A row's predicted time, in what its metric counts."""
+def score(run: Run, coefficients: Values | None = None) -> Scored:
+    """A row's predicted time, in what its metric counts; by other coefficients than those that were published if given."""
     row, kind = run.row, run.row.kind
     if run.plan is None:
         return Scored(run=run, measured=row.cost, predicted=None, error=None)
     # Never what was measured on the machine this runs on: a judgement is the same everywhere.
-    time = step_time(run.plan, run.hardware, published())
+    v, hardware = published(), run.hardware
+    if coefficients is not None and run.place is not None:
+        v, hardware = coefficients, hardware_for(run.plan, run.place, coefficients)
+    time = step_time(run.plan, hardware, v)
     if kind is None or row.cost is None:
         return Scored(run=run, measured=None, predicted=time.seconds_per_sample, error=None)
     predicted = time.total if kind.of == "step" else time.seconds_per_sample
@@ -136,7 +142,8 @@ def score(run: Run) -> Scored:
     if units is not None:
         each = run.plan.ranks if kind.each else 1
         error = row.cost / (predicted / units * each) - 1
-    return Scored(run=run, measured=row.cost, predicted=predicted, error=error)
+    inside = None if error is None else time.low <= (1 + error) * time.total <= time.high
+    return Scored(run=run, measured=row.cost, predicted=predicted, error=error, inside=inside)
 
 
 def contests(rows: Iterable[Scored]) -> list[Contest]:

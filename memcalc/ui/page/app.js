@@ -41,7 +41,7 @@ const estimate = newest(async () => {
   $("general-error").textContent = "";
   $("verdict").classList.toggle("stale", !good);
   if (good) {
-    refresh(answer.model);
+    refresh({ ...answer.model, unsaid: answer.unsaid });
     draw(answer, order);
     blame(null);
   } else if (!blame(answer.error, answer.options)) $("general-error").textContent = answer.error;

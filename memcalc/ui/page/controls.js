@@ -10,7 +10,7 @@ const CONFIG = "@config", SIZE = "@size";
 
 let configName = "my-model", aliases = {};
 /** The control that a person changed last: where an error is shown that names no other. */
-export let last = model;
+let last = null;
 
 const controls = () => [...form.querySelectorAll("[data-option]")];
 const control = (option) => form.querySelector(`[data-option="${CSS.escape(option)}"]`);
@@ -74,6 +74,10 @@ function others(text) {
   return pairs;
 }
 
+/** The other options without one that a control says now. */
+const without = (option, text) => others(text).filter(([name]) => name !== option)
+  .map(([name, value]) => (value === "" ? `--${name}` : `--${name} ${value}`)).join(" ");
+
 export const encode = (pairs) => pairs.map((pair) => pair.map(encodeURIComponent).join("=")).join("&");
 
 /** Set the controls to what a query and a fragment say. */
@@ -89,9 +93,12 @@ export function write(query, fragment = "") {
   const rest = [];
   for (const [name, given] of said) {
     const found = control(name), value = found?.tagName === "SELECT" ? aliases[given.toLowerCase()] ?? given : given;
-    if (found && (found.tagName !== "SELECT" || [...found.options].some((option) => option.value === value))) {
-      found.value = value;
-    } else rest.push(value === "" ? `--${name}` : `--${name} ${value}`);
+    if (found) found.value = value;
+    // What a list does not have, or is no number, stands among the other options, and is refused there.
+    if (found?.value !== value) {
+      if (found) found.value = found === model ? "" : found.dataset.usual ?? "";
+      rest.push(value === "" ? `--${name}` : `--${name} ${value}`);
+    }
   }
   more.value = rest.join(" ");
   refresh();
@@ -121,13 +128,14 @@ export function refresh(about) {
   }
   for (const range of form.querySelectorAll("[data-for]")) {
     const number = document.getElementById(range.dataset.for);
-    if (number.value !== "") range.value = number.value;
+    range.value = number.value || number.placeholder || range.min;
     range.setAttribute("aria-valuetext", number.value || number.placeholder || range.value);
   }
   for (const id of ["strategy", "precision"]) {
     const list = document.getElementById(id);
     document.getElementById(`${id}-hint`).textContent = list.selectedOptions[0]?.dataset.summary ?? "";
   }
+  if (about && document.getElementById("precision").value === "") document.getElementById("precision-hint").textContent = about.unsaid;
 }
 
 /** Calls `changed` whenever a person moves a control. */
@@ -139,6 +147,7 @@ export function listen(changed) {
     if (moved.dataset.for) document.getElementById(moved.dataset.for).value = moved.value;
     if (moved.dataset.for) last = document.getElementById(moved.dataset.for);
     if (moved === model) document.getElementById("tokens").value = "";
+    if (last.dataset.option) more.value = without(last.dataset.option, more.value);
     if (moved === configFile && moved.files.length) {
       configName = moved.files[0].name.replace(/\.json$/, "").replace(/[^A-Za-z0-9._-]/g, "-").replace(/^[^A-Za-z0-9]+/, "");
       configName = configName.slice(0, 60) || "my-model";
@@ -150,7 +159,8 @@ export function listen(changed) {
   });
 }
 
-/** Put a message beside the control of one of `options`, or beside the last one; null takes it away. */
+/** Put a message beside the control of one of `options`, or beside the other options where one of it stands there, or
+ * beside the control that was changed last; null takes it away. False where there is no such control. */
 export function blame(message, options = []) {
   for (const old of form.querySelectorAll(".field > .error")) old.remove();
   for (const old of form.querySelectorAll("[aria-invalid]")) {
@@ -158,9 +168,11 @@ export function blame(message, options = []) {
     old.removeAttribute("aria-describedby");
   }
   if (message === null) return true;
-  const target = options.map(control).find((found) => found && !found.closest("[hidden]")) ?? last;
-  const field = target.closest(".field:not([hidden])");
-  if (!field || target.closest("[hidden]")) return false;
+  const there = (found) => found && !found.closest("[hidden]");
+  const others_ = others(more.value).some(([name]) => options.includes(name)) ? more : null;
+  const target = [...options.map(control), others_, last].find(there);
+  const field = target?.closest(".field:not([hidden])");
+  if (!field) return false;
   const line = document.createElement("p");
   line.className = "error";
   line.id = "control-error";

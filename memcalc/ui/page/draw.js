@@ -88,13 +88,15 @@ function bar(name, held, order, top, capacity, beside) {
   return element("div", { className: "bar" }, element("span", { textContent: name }), track);
 }
 
-function parts({ estimate }, order) {
+/** Every category that the figures show, also one of which nothing is there at the peak. */
+function parts({ estimate, bars, figure }, order) {
   const { by_category: held, peak_bytes: peak } = estimate.allocated;
   const row = (name, size, kind) => element("tr", {},
     element("th", { scope: "row" }, element("span", { className: `swatch ${kind}` }), name),
     element("td", { textContent: bytes(size) }),
     element("td", { textContent: kind === "beside" ? "" : `${((100 * size) / peak).toFixed(1)} %` }));
-  const rows = [...order].reverse().filter((name) => held[name]).map((name) => row(name, held[name], name));
+  const drawn = (name) => held[name] || figure.held[name] || bars.some((each) => each.bytes[name]);
+  const rows = [...order].reverse().filter(drawn).map((name) => row(name, held[name] ?? 0, name));
   const beside = estimate.device.high_bytes - peak;
   if (beside > 0) rows.push(row("allocator and context, at most", beside, "beside"));
   $("parts").tBodies[0].replaceChildren(...rows);
@@ -159,13 +161,20 @@ export function look(column) {
   line?.setAttribute("x2", at + 0.5);
 }
 
+/** A range of seconds as the command line writes it: three digits. */
+const seconds = (low, high) => {
+  const [factor, unit] = high < 1 ? [1000, "ms"] : [1, "s"];
+  return `${[low, high].map((each) => Number((each * factor).toPrecision(3))).join(" to ")} ${unit}`;
+};
+
 /** The recommended plans; `take` is called with the query of the one a person takes. */
 export function plans(answer, take) {
   const table = $("choices");
   table.hidden = !answer.plans.length;
-  $("choices-said").textContent = answer.plans.length ? `${answer.tried.toLocaleString("en")} plans tried, fastest first` : answer.said;
+  $("choices-said").textContent = answer.said;
   $("choices-command").textContent = answer.command;
-  const every = (blocks) => (blocks < 2 ? ["none", "full"][blocks] : `every-${blocks}`);
+  const every = ({ checkpoint_every: blocks, checkpointing }) => (blocks && checkpointing.policy !== "recompute-all" ? "selective"
+    : blocks < 2 ? ["none", "full"][blocks] : `every-${blocks}`);
   table.tBodies[0].replaceChildren(...answer.plans.flatMap((row) => {
     const { plan } = row;
     const button = element("button", { type: "button", textContent: "Take" });
@@ -173,10 +182,12 @@ export function plans(answer, take) {
     const name = `${plan.strategy}, ${plan.precision}`;
     button.setAttribute("aria-label", `Take ${name}, micro batch ${plan.micro_batch}`);
     button.addEventListener("click", () => take(row.query));
-    const cells = [name, `${plan.micro_batch}${times}`, every(plan.checkpoint_every), row.peak, row.headroom, row.relative_speed.toFixed(2)];
+    const rate = row.tokens_per_second === null ? "–" : Math.round(row.tokens_per_second).toLocaleString("en");
+    const cells = [name, `${plan.micro_batch}${times}`, every(plan), row.peak, row.headroom,
+      seconds(row.seconds_per_step_low, row.seconds_per_step_high), rate, row.relative_speed.toFixed(2)];
     return [
-      element("tr", {}, ...cells.map((text) => element("td", { textContent: text })), element("td", {}, button)),
-      element("tr", { className: "why" }, element("td", { colSpan: 7, textContent: row.reason })),
+      element("tr", { className: "numbers" }, ...cells.map((text) => element("td", { textContent: text })), element("td", {}, button)),
+      element("tr", { className: "why" }, element("td", { colSpan: cells.length + 1 }, element("p", { textContent: row.reason }))),
     ];
   }));
 }

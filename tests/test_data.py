@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import builtins
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from memcalc.data import Samples, check, load, split
 from memcalc.errors import FileError, InputError, MemcalcError
-from tests.trainers.runs import plan
-from trainers.data import Samples, load, split
+from memcalc.models import MODELS
+from memcalc.plan import Plan
 
-GPT, MLP = plan(), plan("mlp-tiny")
+
+def plan(model: str, micro_batch: int = 8) -> Plan:
+    return Plan(model=MODELS[model], tokens=32 if MODELS[model].context else 0, micro_batch=micro_batch, device="cpu")
+
+
+GPT, MLP = plan("gpt2-tiny"), plan("mlp-tiny")
 
 
 def all_of(samples: Samples) -> tuple[np.ndarray, np.ndarray]:
@@ -79,14 +87,40 @@ def test_a_tokenizer(tmp_path: Path) -> None:
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="[UNK]"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     made.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "text.txt").write_text("w1 w2 nothing w8 " * 40)
+    (tmp_path / "text.txt").write_text("w1 w2 nothing w8 " * 80)
     inputs, _ = all_of(load(GPT, tmp_path / "text.txt", tmp_path / "tokenizer.json"))
     assert inputs[0, :4].tolist() == [1, 2, 0, 8]
-    (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(FileError, match=r"tokenizer .* cannot be used"):
-        load(GPT, tmp_path / "text.txt", tmp_path / "tokenizer.json")
-    with pytest.raises(FileError, match="does not exist"):
-        load(GPT, tmp_path / "text.txt", tmp_path / "none.json")
+    check(GPT, tmp_path / "text.txt", tmp_path / "tokenizer.json")
+    text, bin_ = tmp_path / "text.txt", tmp_path / "ids.bin"
+    bin_.write_bytes(binary(*range(200)))
+    for name, content, data, message in (
+        ("none.json", None, text, "does not exist"),
+        ("list.json", b"[]", text, "is none of the library tokenizers"),
+        ("object.json", b"{}", text, "is none of the library tokenizers"),
+        ("odd.json", b'{"model": 5}', text, "cannot be used"),
+        ("torn.json", (tmp_path / "tokenizer.json").read_bytes()[:-9], text, "is not valid JSON"),
+        ("binary.json", b"\xff\xfe\0", text, "is not UTF-8"),
+        ("empty.json", b"", text, "is empty"),
+        ("tokenizer.json", None, bin_, "holds token ids already"),
+    ):
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(MemcalcError, match=message) as caught:
+            check(GPT, data, tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+def test_what_lacks_in_the_beginning_of_a_text_may_come_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "text.txt").write_text("a " * 400)
+    monkeypatch.setattr("memcalc.data._LOOKED_AT", 100)
+    check(GPT, tmp_path / "text.txt", tmp_path / "tokenizer.json")
+    (tmp_path / "text.txt").write_text("a " * 60)
+    with pytest.raises(InputError, match="has 60 tokens; at least 65 are needed"):
+        check(GPT, tmp_path / "text.txt", tmp_path / "tokenizer.json")
 
 
 def test_features_of_text() -> None:
@@ -137,6 +171,37 @@ def test_pictures_need_pillow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         load(MLP, tmp_path)
 
 
+def pictures(folder: Path, *sizes: tuple[int, int]) -> Path:
+    """Two folders of classes with pictures of those sizes."""
+    image = pytest.importorskip("PIL.Image")
+    for index, size in enumerate(sizes):
+        (folder / f"class-{index % 2}").mkdir(exist_ok=True)
+        image.new("L", size, index).save(folder / f"class-{index % 2}" / f"{index}.png")
+    return folder
+
+
+def damaged(folder: Path) -> Path:
+    path = pictures(folder, (9, 9), (9, 9), (9, 9)) / "class-0" / "2.png"
+    path.write_bytes(path.read_bytes()[:45])  # its header says a size, and no more comes
+    return folder
+
+
+def test_pictures_are_decoded_when_they_are_taken(tmp_path: Path) -> None:
+    rgb = Plan(model=replace(MODELS["mlp-tiny"], features=243), micro_batch=1, device="cpu")
+    damaged(tmp_path)
+    samples = load(rgb, tmp_path)  # headers alone
+    assert samples.count == 3
+    with pytest.raises(FileError, match=r"2\.png is not a picture"):
+        samples.take(np.arange(3))
+    with pytest.raises(FileError, match=r"2\.png is not a picture"):
+        check(rgb, tmp_path, None)
+    pictures(tmp_path, (9, 9), (9, 9), (9, 9))
+    os.mkfifo(tmp_path / "class-0" / "pipe.png")  # would be waited for
+    check(rgb, tmp_path, None)
+    inputs, targets = all_of(load(rgb, tmp_path))
+    assert sorted(zip((inputs * 255).max(axis=1).round(), targets, strict=True)) == [(0, 0), (1, 1), (2, 0)]
+
+
 def write(name: str, content: bytes) -> Callable[[Path], Path]:
     def make(folder: Path) -> Path:
         (folder / name).write_bytes(content)
@@ -154,6 +219,15 @@ BROKEN: dict[str, tuple[object, Callable[[Path], Path], str]] = {
     "empty": (GPT, write("a.txt", b""), "is empty"),
     "no text": (GPT, write("a.txt", b"a\0b"), "is not text"),
     "empty folder": (GPT, lambda folder: folder, "holds no text files"),
+    "one binary": (GPT, lambda folder: write("a.txt", b"a\0" * 99)(folder).parent, "holds no text files"),
+    "no class folders": (MLP, lambda folder: write("a.png", b"a\0")(folder).parent, "one folder per class"),
+    "not one step": (
+        GPT,
+        write("a.txt", b"a" * 200),
+        "gives 5 samples to train on; one step needs 8 (micro batch 8 x accum",
+    ),
+    "uneven pictures": (MLP, lambda folder: pictures(folder, (9, 9), (9, 9), (9, 8)), "2.png is 8x9x3, and "),
+    "damaged picture": (MLP, damaged, "2.png is not a picture"),
     "odd bin": (GPT, write("a.bin", b"abc"), "has 3 bytes"),
     "empty bin": (GPT, write("a.bin", b""), "has 0 bytes"),
     "large token": (GPT, write("a.bin", binary(*range(300))), "holds token 299, but gpt2-tiny has a vocabulary of 256"),
@@ -183,13 +257,13 @@ BROKEN: dict[str, tuple[object, Callable[[Path], Path], str]] = {
 def test_broken_data_is_one_clear_line(tmp_path: Path, name: str) -> None:
     made, prepare, message = BROKEN[name]
     with pytest.raises(MemcalcError) as caught:
-        load(made, prepare(tmp_path))  # type: ignore[arg-type]
+        check(made, prepare(tmp_path), None)  # type: ignore[arg-type]
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_split_keeps_evaluation_apart() -> None:
     samples = Samples(count=50, take=lambda indices: (indices, indices), source="text")
-    training, held_out = split(samples, per_step=8, what="")
+    training, held_out = split(samples, GPT)
     assert (len(training), len(held_out)) == (45, 5) and not set(training) & set(held_out)
     with pytest.raises(InputError, match="gives 45 samples to train on; one step needs 46"):
-        split(samples, per_step=46, what="46 a rank")
+        split(samples, plan("gpt2-tiny", 46))
