@@ -26,6 +26,7 @@ from typing import Any
 
 from memcalc.checkpoints import cut_off, newest_checkpoint, read_marker
 from memcalc.errors import FileError, MemcalcError, PlanError
+from memcalc.foreign import foreign
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
@@ -140,6 +141,8 @@ def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:
 
 def _nothing(out: Path) -> FileError:
     """Why there is nothing to resume."""
+    if others := foreign(out):
+        return FileError(f"{others}; a run of its own takes another --out, and starts anew")
     torn = cut_off(out)
     why = f": {torn[-1]} was cut off while it was saved" if torn else ""
     return FileError(f"{out} holds no run with a checkpoint; nothing to resume{why}")

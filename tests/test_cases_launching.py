@@ -38,7 +38,7 @@ def test_c43_two_runs_on_one_machine_find_ports_of_their_own(tmp_path: Path) -> 
         subprocess.Popen(launch_module.command(2, "beside"), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = [job.communicate(timeout=180)[1] for job in jobs]
+    said = [job.communicate(timeout=400)[1] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     ports = {path.name.partition("-")[0] for path in (tmp_path / "ports").iterdir()}
     assert len(ports) == 2

@@ -38,6 +38,28 @@ def test_nothing_to_resume(tmp_path: Path) -> None:
     refused(PLAN, tmp_path, "a run with another model", PlanError, resume=True)
 
 
+@pytest.mark.parametrize(
+    ("files", "whose", "cure"),
+    [
+        (["latest", "zero_to_fp32.py", "global_step3/mp_rank_00_model_states.pt"], "a checkpoint of DeepSpeed's own",
+         r"python (\S+)/zero_to_fp32.py \1 WEIGHTS --safe_serialization writes weights that torch reads"),
+        (["latest_universal", "zero_to_fp32.py", "global_step3_u/zero/h.0.weight/fp32.pt"],
+         "a universal checkpoint of DeepSpeed's", "python .*zero_to_fp32.py .* in the folder that it was made of, writes"),
+        (["checkpoint-20/trainer_state.json"], "a checkpoint of accelerate's", "accelerate merge-weights"),
+    ],
+)  # fmt: skip
+def test_what_another_engine_saved_is_named_and_not_read(
+    tmp_path: Path, files: list[str], whose: str, cure: str
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
+        (tmp_path / name).write_bytes(b"not a pickle")
+    said = f"has {whose}, whose pickles memcalc does not read; {cure}.*; a run of its own takes another --out"
+    refused(PLAN, tmp_path, said, FileError, resume=True)
+    done = CliRunner().invoke(app, ["launch", "none.json", "--out", str(tmp_path), "--resume"])
+    assert done.exit_code == 2
+
+
 # -- going on ----------------------------------------------------------------------------------------
 
 

@@ -43,9 +43,8 @@ def shown(found: Recommendation, confirmed: list[Confirmation], format: str, tok
         *_others(found, tokens),
         *_refusals(found),
         *_remarks(found),
+        *_legend(found, missing),
     ]
-    if lost := [name for name in missing if name != "also"]:
-        lines.append(f"{', '.join(lost)} had no room on this terminal: --format markdown has all")
     if explain:
         from memcalc.cli.explained import explained
 
@@ -144,7 +143,6 @@ def _refusals(found: Recommendation) -> Iterator[str]:
 
 def _remarks(found: Recommendation) -> Iterator[str]:
     from memcalc.assumptions import activations_known, in_one_machine, limits, measured_here, uncounted
-    from memcalc.recommend import TIE
 
     tried = [*(choice.plan for choice in found.plans), *(refusal.plan for refusal in found.refused)]
     if not activations_known(found.search.base):
@@ -160,12 +158,22 @@ def _remarks(found: Recommendation) -> Iterator[str]:
     for said in dict.fromkeys(plan.untrained for plan in tried if plan.untrained):
         yield f"estimated only: memcalc cannot train {said}"
     yield from _close(found)
+
+
+def _legend(found: Recommendation, missing: list[str]) -> Iterator[str]:
+    """What the columns mean, and which a terminal had no room for."""
+    from memcalc.recommend import TIE
+
+    meanings = {
+        "peak": "peak is allocated memory",
+        "headroom": "headroom is what is left at the high end of what the device may show",
+        "step": _worth(tried[0]),
+        "speed": f"speed is samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first",
+    }
     if found.plans:
-        yield (
-            "peak is allocated memory; headroom is what is left at the high end of what the device may show; "
-            f"{_worth(found.plans[0].plan)}; speed is "
-            f"samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first"
-        )
+        yield "; ".join(said for name, said in meanings.items() if name not in missing)
+    if lost := [name for name in missing if name != "also"]:
+        yield f"{', '.join(lost)} had no room on this terminal: --format markdown has all"
 
 
 def _worth(plan: Plan) -> str:

@@ -17,7 +17,7 @@ from memcalc.plan import Plan
 T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
-_SECONDS = float(os.environ.get("RUN_SECONDS", "400"))
+SECONDS = float(os.environ.get("RUN_SECONDS", "400"))
 """How long one start of torchrun may take; more on a machine that others use as well."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"]
 
@@ -64,7 +64,7 @@ class Job:
 
 
 def run(
-    jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = _SECONDS, driver: str = "driver.py"
+    jobs: dict[str, Job], ranks: int, folder: Path, timeout: float = SECONDS, driver: str = "driver.py"
 ) -> dict[str, Result]:
     """Run all jobs in one process group of ``ranks`` and read what they left; fails with the output when they fail."""
     described = []

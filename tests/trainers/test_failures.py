@@ -18,7 +18,7 @@ import pytest
 
 from memcalc.errors import InputError
 from memcalc.plan import Plan
-from tests.trainers.runs import TORCHRUN, environment, plan
+from tests.trainers.runs import SECONDS, TORCHRUN, environment, plan
 from trainers.process import Rank
 
 
@@ -39,7 +39,7 @@ def command(made: Plan, out: Path, *options: str) -> list[str]:
 
 def finish(made: Plan, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(made, out, *options), env=environment(), capture_output=True, text=True, timeout=180, check=False
+        command(made, out, *options), env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False
     )
 
 
@@ -63,7 +63,7 @@ def ranks_of(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def wait_for(condition: object, seconds: float = 120) -> None:
+def wait_for(condition: object, seconds: float = SECONDS) -> None:
     deadline = time.monotonic() + seconds
     while not condition():  # type: ignore[operator]
         assert time.monotonic() < deadline, "waited in vain"
@@ -87,7 +87,7 @@ def assert_checkpoints_whole(out: Path) -> None:
 def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
     with endless(tmp_path) as (run, ranks):
         os.kill(ranks[1], signal.SIGKILL)
-        assert run.wait(120) != 0
+        assert run.wait(SECONDS) != 0
         wait_for(lambda: not any(map(alive, ranks)))
     assert_checkpoints_whole(tmp_path)
     assert (tmp_path / "logs" / "rank-1.log").exists()
@@ -99,7 +99,7 @@ def test_a_killed_rank_ends_the_job(tmp_path: Path) -> None:
 def test_a_stopped_job_leaves_nothing_running(tmp_path: Path, number: signal.Signals) -> None:
     with endless(tmp_path) as (run, ranks):
         run.send_signal(number)
-        assert run.wait(120) != 0
+        assert run.wait(SECONDS) != 0
         wait_for(lambda: not any(map(alive, ranks)))
     assert_checkpoints_whole(tmp_path)
     assert "stopped by SIG" in (tmp_path / "logs" / "rank-0.log").read_text()
@@ -118,7 +118,7 @@ def test_a_full_disk_is_one_line_and_keeps_the_checkpoint_before(tmp_path: Path,
     shutil.rmtree(tmp_path / "weights")
     done = subprocess.run(
         command(made, tmp_path, *words, "--steps", "4", "--resume"), env=environment(), preexec_fn=limit_files,
-        capture_output=True, text=True, timeout=180, check=False,
+        capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
     assert done.returncode != 0
     path = tmp_path / "checkpoints" / "step-4"
@@ -162,7 +162,7 @@ def test_too_little_data_for_the_ranks(tmp_path: Path) -> None:
 def test_ranks_must_be_those_of_the_plan(tmp_path: Path) -> None:
     words = command(plan(ranks=2, strategy="ddp"), tmp_path)
     words[words.index("--nproc-per-node") + 1] = "1"
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=180, check=False)
+    done = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=SECONDS, check=False)
     assert "error: the plan is for 2 ranks, but 1 were started" in done.stderr.splitlines()
 
 

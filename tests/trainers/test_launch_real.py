@@ -19,6 +19,7 @@ from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.training import Training
 from tests.trainers.launched import anything_left, ended, memcalc, ranks_of
+from tests.trainers.runs import SECONDS
 
 PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-full-shard", ranks=2, device="cpu")
 
@@ -150,8 +151,8 @@ def test_a_stopped_run_leaves_nothing(tmp_path: Path, running: Callable[[], subp
 def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
     process = running()
     process.kill()
-    process.communicate(timeout=60)
-    deadline = time.monotonic() + 60
+    process.communicate(timeout=SECONDS)
+    deadline = time.monotonic() + SECONDS
     while anything_left(tmp_path) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert anything_left(tmp_path) == []

@@ -15,6 +15,7 @@ from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from tests.trainers.launched import anything_left, ended, memcalc, ranks_of
+from tests.trainers.runs import SECONDS
 
 PLAN = Plan(
     model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-full-shard", ranks=2, device="cpu", dropout=0.1
@@ -47,7 +48,7 @@ def losses(run: Path) -> list[float | None]:
 
 def saved(run: Path) -> None:
     """Wait for the run's first checkpoint."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + SECONDS
     while not any((run / "checkpoints").glob("step-*/done.json")):
         assert time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.02)
