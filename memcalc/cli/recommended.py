@@ -167,7 +167,7 @@ def _legend(found: Recommendation, missing: list[str]) -> Iterator[str]:
     meanings = {
         "peak": "peak is allocated memory",
         "headroom": "headroom is what is left at the high end of what the device may show",
-        "step": _worth(tried[0]),
+        "step": _worth(found.search.base),
         "speed": f"speed is samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first",
     }
     if found.plans:
