@@ -70,6 +70,10 @@ def load(plan: Plan, data: Path | None, tokenizer: Path | None = None, *, looked
     """
     if data is not None and not data.exists():
         raise FileError(f"data {data} does not exist")
+    if plan.family.reads != "tokens" and not plan.model.features:
+        raise InputError(
+            f"what {plan.model.name} reads is not known: make its plan with --input-shape, --seq-len or --sample"
+        )
     if plan.family.reads != "tokens" and data is not None and holds_images(data):
         if tokenizer is not None:
             raise InputError(f"{data} holds images, which no tokenizer reads; leave --tokenizer out")
