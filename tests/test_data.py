@@ -261,6 +261,12 @@ def test_broken_data_is_one_clear_line(tmp_path: Path, name: str) -> None:
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may read everything
+    with pytest.raises(FileError, match=f"^data {tmp_path} cannot be read: no permission$"):
+        check(MLP, tmp_path, None)
+
+
 def test_a_module_whose_input_is_not_known() -> None:
     weights = (Weight("0.weight", (4, 8), "0"),)
     net = Model(name="Net", family="module", layers=1, module=Module(factory="net.py:Net", weights=weights))
