@@ -14,7 +14,7 @@ from memcalc.ledger import peaks
 from memcalc.outside import communicators
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from memcalc.reserved import Range
+from memcalc.reserved import UNSEEN_PCT, Range
 from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
@@ -287,7 +287,8 @@ def assumptions(
         return said
     said.append(
         f"reserved is most likely {format_both(reserved.point)}: the caching allocator replayed from the model's "
-        "construction on; the high end is that on an endless card, or what published runs reserved of so much, if it is more"
+        "construction on; the high end is that on an endless card, or what published runs reserved of so much, if it is more, "
+        f"and {UNSEEN_PCT} % beyond, as published runs were"
     )
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
     if in_blocks:

@@ -23,7 +23,8 @@ import os, socket, time, torch.distributed as dist
 from pathlib import Path
 dist.init_process_group('gloo')
 Path(f'ports/{os.environ["MASTER_PORT"]}-{dist.get_rank()}').touch()
-while len(list(Path('ports').iterdir())) < 4:  # neither job ends before the other has begun
+end = time.monotonic() + 300
+while len(list(Path('ports').iterdir())) < 4 and time.monotonic() < end:  # neither job ends before the other has begun
     time.sleep(0.05)
 dist.destroy_process_group()
 """

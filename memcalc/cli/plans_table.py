@@ -16,7 +16,7 @@ __all__ = ["also", "checkpointing", "knobs", "plans_table", "times_known"]
 
 Columns = dict[str, list[object]]
 
-_LEFT_OUT = (("also",), ("headroom", "MFU"), ("tokens/s",))
+_LEFT_OUT = ("also", "MFU", "headroom", "tokens/s")
 """What goes first where a terminal is still too narrow: it stands in the sentences below, or follows from the rest."""
 _SAID = ("ranks", "precision")
 """What the first line says of the first plan."""
@@ -30,7 +30,7 @@ def plans_table(plans: Sequence[Choice], tokens: int, format: str, room: int | N
         text = render(list(zip(*found.values(), strict=True)), list(found), format)
         if room is None or max(map(len, text.splitlines())) <= room:
             break
-    return text, [name for names in _LEFT_OUT for name in names if name not in found]
+    return text, [name for name in _LEFT_OUT if name not in found]
 
 
 def _narrower(found: Columns, plans: Sequence[Choice]) -> Iterator[Columns]:
@@ -50,8 +50,8 @@ def _narrower(found: Columns, plans: Sequence[Choice]) -> Iterator[Columns]:
     yield found
     found = {name: cells for name, cells in found.items() if name not in _SAID or len(set(cells)) > 1}
     yield found
-    for names in _LEFT_OUT:
-        found = {name: cells for name, cells in found.items() if name not in names}
+    for each in _LEFT_OUT:
+        found = {name: cells for name, cells in found.items() if name != each}
         yield found
 
 

@@ -164,13 +164,13 @@ def _legend(found: Recommendation, missing: list[str]) -> Iterator[str]:
     """What the columns mean, and which a terminal had no room for."""
     from memcalc.recommend import TIE
 
-    meanings = {
-        "peak": "peak is allocated memory",
-        "headroom": "headroom is what is left at the high end of what the device may show",
-        "step": _worth(found.search.base),
-        "speed": f"speed is samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first",
-    }
     if found.plans:
+        meanings = {
+            "peak": "peak is allocated memory",
+            "headroom": "headroom is what is left at the high end of what the device may show",
+            "step": _worth(found.plans[0].plan),
+            "speed": f"speed is samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first",
+        }
         yield "; ".join(said for name, said in meanings.items() if name not in missing)
     if lost := [name for name in missing if name != "also"]:
         yield f"{', '.join(lost)} had no room on this terminal: --format markdown has all"
