@@ -26,6 +26,7 @@ from memcalc.named_code import code_options
 from memcalc.plan import Plan
 from memcalc.run_folder import check_folder, check_space, ended, held, prepare, sweep
 from memcalc.runnable import require_accelerate, require_engine, require_swap
+from memcalc.sound import unheard
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
@@ -198,9 +199,10 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
         require_accelerate(plan)
     check_plan(plan, out=out, training=training, place=place)
     check_space(plan, out)
-    unused = training.nvme_path is not None and not plan.offload.swaps
-    idle = ["nothing of this plan is offloaded to NVMe; --nvme-path is not used"] if unused else []
-    return [*idle, *_check_machine(plan), *_other_steps(plan, out, training)]
+    idle = [f"the plan says what changes nothing: {said}" for said in unheard(plan)]
+    if training.nvme_path is not None and not plan.offload.swaps:
+        idle.append("nothing of this plan is offloaded to NVMe; --nvme-path is not used")
+    return [*_check_machine(plan), *_other_steps(plan, out, training), *idle]
 
 
 def _other_steps(plan: Plan, out: Path, training: Training) -> list[str]:

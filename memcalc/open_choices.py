@@ -78,10 +78,9 @@ def unsaid_precision(plan: Plan) -> str:
     usual = default_precisions(plan)[0]
     if plan.precision == usual:
         return ""
-    return (
-        f"{plan.precision} is what torch takes unasked; memcalc recommend and strategies take {usual} here: "
-        f"--precision {usual}"
-    )
+    module = plan.model.module.factory  # which is not searched
+    others = "memcalc strategies takes" if module else "memcalc recommend and strategies take"
+    return f"{plan.precision} is what torch takes unasked; {others} {usual} here: --precision {usual}"
 
 
 def pure_precision(base: Plan) -> str:

@@ -79,26 +79,45 @@ def started(
     """``command`` in a session of its own, with nothing to read; at the end it and all it started are killed, in whatever
     session they are. Raises RunError when it cannot be started.
     """
-    token = uuid.uuid4().hex
+    token, process, came = uuid.uuid4().hex, None, list[int]()
     try:
-        process = subprocess.Popen(
-            command,
-            env={**environment, _TOKEN: token},
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-            preexec_fn=_die_with_parent(),
-        )
-    except OSError as error:
-        raise RunError(f"{command[0]} cannot be started: {error.strerror}") from None
-    try:
+        with _noted(came):  # a signal that ended this in the middle would leave a process that nobody knows
+            process = subprocess.Popen(
+                command,
+                env={**environment, _TOKEN: token},
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                start_new_session=True,
+                preexec_fn=_die_with_parent(),
+            )
+        for number in came:
+            signal.raise_signal(number)
         yield process
+    except OSError as error:
+        if process is not None:
+            raise
+        raise RunError(f"{command[0]} cannot be started: {error.strerror}") from None
     finally:
-        _kill(process, token)
-        for pipe in (process.stdout, process.stderr):
-            if pipe is not None:
-                pipe.close()
+        if process is not None:
+            _kill(process, token)
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+
+
+@contextlib.contextmanager
+def _noted(came: list[int]) -> Iterator[None]:
+    """Within, signals that end a program are put into a list, where Python allows it: in the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

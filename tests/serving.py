@@ -25,7 +25,7 @@ def ask(
     server: Server, path: str, method: str = "GET", body: bytes | None = None, headers: dict[str, str] | None = None
 ) -> tuple[HTTPResponse, str]:
     """One request; ``headers`` replace those that are usual."""
-    connection = HTTPConnection(HOST, server.server_port, timeout=60)
+    connection = HTTPConnection(HOST, server.server_port, timeout=300)
     try:
         connection.putrequest(method, path, skip_host=True, skip_accept_encoding=True)
         usual = {"Host": f"{HOST}:{server.server_port}"} | (

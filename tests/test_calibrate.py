@@ -273,7 +273,7 @@ def test_a_signal_leaves_no_process_and_no_folder(tmp_path: Path) -> None:
         time.sleep(0.01)
     time.sleep(0.2)
     started.send_signal(signal.SIGTERM)
-    said = started.communicate(timeout=30)[1]
+    said = started.communicate(timeout=180)[1]
     assert started.returncode == 128 + signal.SIGTERM
     assert "stopped by SIGTERM; no process of the run is left" in said
     assert not list(tmp_path.iterdir())

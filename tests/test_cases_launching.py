@@ -23,7 +23,8 @@ import os, socket, time, torch.distributed as dist
 from pathlib import Path
 dist.init_process_group('gloo')
 Path(f'ports/{os.environ["MASTER_PORT"]}-{dist.get_rank()}').touch()
-while len(list(Path('ports').iterdir())) < 4:  # neither job ends before the other has begun
+end = time.monotonic() + 300
+while len(list(Path('ports').iterdir())) < 4 and time.monotonic() < end:  # neither job ends before the other has begun
     time.sleep(0.05)
 dist.destroy_process_group()
 """
@@ -38,7 +39,7 @@ def test_c43_two_runs_on_one_machine_find_ports_of_their_own(tmp_path: Path) -> 
         subprocess.Popen(launch_module.command(2, "beside"), cwd=tmp_path, stderr=subprocess.PIPE, text=True)
         for _ in range(2)
     ]
-    said = [job.communicate(timeout=180)[1] for job in jobs]
+    said = [job.communicate(timeout=400)[1] for job in jobs]
     assert [job.returncode for job in jobs] == [0, 0], said
     ports = {path.name.partition("-")[0] for path in (tmp_path / "ports").iterdir()}
     assert len(ports) == 2

@@ -267,7 +267,7 @@ import runpy
 runpy.run_module("memcalc", run_name="__main__")
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60, env=dict(os.environ)
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=300, env=dict(os.environ)
     )
     assert done.returncode == 0, done.stderr
     said = {each["what"]: each for each in json.loads(done.stdout)}

@@ -69,7 +69,7 @@ def test_a_rank_that_dies_stops_the_others(tmp_path: Path, talker: Callable[[str
     started = time.monotonic()
     with pytest.raises(RunError, match="rank 1 ended with exit code 3 and left no message"):
         run(TWO, tmp_path / "run")
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 110  # the other one would sleep 120
     assert processes(str(tmp_path)) == []
 
 
@@ -84,7 +84,7 @@ def test_two_launches_at_once(tmp_path: Path, talker: Callable[[str], None]) -> 
         )
         for name in ("a", "b")
     ]  # fmt: skip
-    outputs = [process.communicate(timeout=120)[0] for process in started]
+    outputs = [process.communicate(timeout=300)[0] for process in started]
     assert [process.returncode for process in started] == [0, 0]
     assert all("sum 2" in output.splitlines() for output in outputs)
 
@@ -128,7 +128,7 @@ def started(tmp_path: Path, talker: Callable[[str], None]) -> Iterator[subproces
 def test_ctrl_c_leaves_no_orphan(tmp_path: Path, started: subprocess.Popen[str]) -> None:
     assert len(processes(str(tmp_path))) == 4  # the launcher, torchrun and two ranks
     started.send_signal(signal.SIGINT)
-    out, _ = started.communicate(timeout=60)
+    out, _ = started.communicate(timeout=110)
     assert out.splitlines()[-1] == (
         "stopped by SIGINT; no process of the run is left; no checkpoint was written; --checkpoint-every N keeps some"
     )

@@ -33,7 +33,7 @@ def test_code_that_ends_its_process_or_never_returns_leaves_nothing_but_a_log(
     started = time.monotonic()
     with pytest.raises(InputError, match=r"did not return within 0.5 s; --module-timeout SECONDS gives it more; see /"):
         describe(f"{OWN}:sleeps", shape=(12,), timeout=0.5)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300  # it would sleep 600
     assert not any(f"{OWN}:sleeps" in line for line in _commands())
     assert [path.name for path in tmp_path.glob("*/*")] == ["log.txt", "log.txt"]
 
@@ -71,11 +71,11 @@ def test_a_command_that_is_told_to_stop_leaves_nothing(what: str, tmp_path: Path
     where = os.environ | {"TMPDIR": str(left), "PYTHONPATH": str(root)}
     command = [sys.executable, "-c", STOPPED, what, given]
     with subprocess.Popen(command, env=where, cwd=root, stdout=subprocess.PIPE, text=True) as process:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 300
         while not any(left.rglob("*.*")) and time.monotonic() < end:
             time.sleep(0.05)
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=300)
     assert (process.returncode, said) == (143, "stopped by SIGTERM; no process of the run is left\n")
     assert not list(left.iterdir())
     assert not any(str(left) in line for line in _commands())

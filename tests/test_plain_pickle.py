@@ -122,5 +122,5 @@ from memcalc.plain_pickle import load_plain
 print(len(load_plain(Path({str(path)!r}))))
 """
     root = Path(__file__).resolve().parent.parent
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=300)
     assert done.stdout == "500000\n", done.stderr

@@ -69,7 +69,7 @@ def test_without_matplotlib_text_works_and_a_file_is_refused_in_one_line(root: P
 
     def plot(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", code, "plot", "gpt2-tiny", *words]
-        return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+        return subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300)
 
     done = plot()
     assert done.returncode == 0 and "^ the peak" in done.stdout, done.stderr

@@ -63,7 +63,7 @@ def test_a_rehearsal_that_hangs_is_ended() -> None:
     started = time.monotonic()
     with pytest.raises(RunError, match=r"stopped after 0\.5 s"):
         stub("sleep", timeout=0.5)
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 300  # it would sleep 600
     with pytest.raises(ChildProcessError):  # this process has no child of that name left to wait for
         os.kill(stub_child(), 0)
 

@@ -91,7 +91,7 @@ def completed(shell: dict[str, str], *words: str) -> list[str]:
         f"source <(memcalc completion bash); COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}; "
         '_memcalc_completion memcalc; printf "%s\\n" "${COMPREPLY[@]}"'
     )
-    done = subprocess.run(["bash", "-c", script], env=shell, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(["bash", "-c", script], env=shell, capture_output=True, text=True, timeout=300, check=True)
     return done.stdout.split()
 
 

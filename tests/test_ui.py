@@ -215,7 +215,7 @@ def test_it_ends_cleanly(root: Path, sent: signal.Signals) -> None:
     port = int(line.split("/ ")[0].rpartition(":")[2])
     with socket.create_connection(("127.0.0.1", port)):  # an open connection does not hold it up
         process.send_signal(sent)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
     assert (process.returncode, out, err) == (0, "", "memcalc: ended\n")
 
 

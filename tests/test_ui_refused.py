@@ -130,8 +130,8 @@ def test_head_says_what_get_says_without_its_body(server: Server) -> None:
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_a_body_that_does_not_come_is_answered(server: Server, monkeypatch: pytest.MonkeyPatch, ends: bool) -> None:
-    monkeypatch.setattr(Handler, "timeout", 0.2)
-    with socket.create_connection((HOST, server.server_port), timeout=20) as wire:
+    monkeypatch.setattr(Handler, "timeout", 1.0)
+    with socket.create_connection((HOST, server.server_port), timeout=300) as wire:
         wire.sendall(
             f"POST /api/estimate HTTP/1.1\r\nHost: {HOST}:{server.server_port}\r\nContent-Length: 9\r\n\r\n{{}}".encode()
         )

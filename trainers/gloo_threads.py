@@ -32,8 +32,11 @@ from torch.distributed import ProcessGroup, Work
 
 __all__ = ["settle", "waited_for"]
 
-_NAME = "pt_gloo_runloop"
-"""What torch calls these threads (2.5 and later), and Linux shows in /proc."""
+_RUNNING = (b"pt_gloo_runloop) R", b"pt_gloo_runloop) D")
+"""What torch calls these threads (2.5 and later), with the state they are in, as Linux shows them in /proc."""
+
+_SHORT = 64
+"""Bytes of /proc/.../stat that hold both."""
 
 _LONGEST = 2.0
 """Seconds after which waiting is given up: the thread may compute for another collective that is not over yet."""
@@ -138,19 +141,23 @@ def settle() -> None:
 
 def _threads() -> list[str]:
     try:
-        return [ident for ident in os.listdir("/proc/self/task") if _read(ident, "comm").strip() == _NAME]
+        return os.listdir("/proc/self/task")
     except OSError:
         return []
 
 
 def _running(ident: str) -> bool:
-    """False too for a thread that has ended."""
-    return _read(ident, "stat").rpartition(")")[2].split()[:1] in (["R"], ["D"])
+    """Whether a thread is one of gloo's and does not sleep; false too where it has ended.
 
-
-def _read(ident: str, name: str) -> str:
+    A run has two of them for each group of ranks, so that this is asked some hundred times for each collective.
+    """
     try:
-        with open(f"/proc/self/task/{ident}/{name}") as file:
-            return file.read()
+        file = os.open(f"/proc/self/task/{ident}/stat", os.O_RDONLY)
     except OSError:
-        return ""
+        return False
+    try:
+        return os.read(file, _SHORT).partition(b" (")[2].startswith(_RUNNING)
+    except OSError:
+        return False
+    finally:
+        os.close(file)

@@ -12,6 +12,7 @@ import click
 from memcalc.cli.config import config_options
 from memcalc.cli.kinds import Free, Name, Share
 from memcalc.cli.options import Command, option, plan_options, unsaid
+from memcalc.cli.subject import is_plan
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, printable, render
 
@@ -65,7 +66,7 @@ def command(config: Path | None, scale: int | None, keep_free: Free | None, form
     from memcalc.gate import gate
 
     saved, model = None, words.get("model")
-    if isinstance(model, Path) and _is_plan(model):
+    if isinstance(model, Path) and is_plan(model):
         saved, words["model"] = model, None
     card = words.pop("gpu") if saved else None
     plan = planned(saved, config, scale, words, "check")
@@ -95,12 +96,3 @@ def _ram() -> int:
     from memcalc.machine import detect
 
     return detect().ram_bytes or 0
-
-
-def _is_plan(path: Path) -> bool:
-    """A file that says it is a plan of memcalc; what else is wrong with it is said when it is read."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8-sig")) if path.is_file() else None
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(data, dict) and "memcalc_plan" in data

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from memcalc.plan import Plan
     from memcalc.recommend import Choice
 
-__all__ = ["also", "checkpointing", "knobs", "plans_table"]
+__all__ = ["also", "checkpointing", "knobs", "plans_table", "times_known"]
 
 Columns = dict[str, list[object]]
 
-_LEFT_OUT = (("also",), ("headroom", "MFU"), ("tokens/s",))
+_LEFT_OUT = ("also", "MFU", "headroom", "tokens/s")
 """What goes first where a terminal is still too narrow: it stands in the sentences below, or follows from the rest."""
 _SAID = ("ranks", "precision")
 """What the first line says of the first plan."""
@@ -30,7 +30,7 @@ def plans_table(plans: Sequence[Choice], tokens: int, format: str, room: int | N
         text = render(list(zip(*found.values(), strict=True)), list(found), format)
         if room is None or max(map(len, text.splitlines())) <= room:
             break
-    return text, [name for names in _LEFT_OUT for name in names if name not in found]
+    return text, [name for name in _LEFT_OUT if name not in found]
 
 
 def _narrower(found: Columns, plans: Sequence[Choice]) -> Iterator[Columns]:
@@ -50,8 +50,8 @@ def _narrower(found: Columns, plans: Sequence[Choice]) -> Iterator[Columns]:
     yield found
     found = {name: cells for name, cells in found.items() if name not in _SAID or len(set(cells)) > 1}
     yield found
-    for names in _LEFT_OUT:
-        found = {name: cells for name, cells in found.items() if name not in names}
+    for each in _LEFT_OUT:
+        found = {name: cells for name, cells in found.items() if name != each}
         yield found
 
 
@@ -64,8 +64,8 @@ def _columns(plans: Sequence[Choice], tokens: int) -> Columns:
             "also": also(c.plan),
             "peak": format_both(c.peak),
             "headroom": format_both(c.headroom),
-            "step": _step(c),
-            "tokens/s": f"{c.time.tokens_per_second:,.0f}" if c.plan.tokens else "-",
+            "step": _step(c) if times_known(c.plan) else "-",
+            "tokens/s": f"{c.time.tokens_per_second:,.0f}" if c.plan.tokens and times_known(c.plan) else "-",
             "MFU": f"{c.time.mfu:.0%}" if c.plan.device == "cuda" else "-",
             "speed": f"{c.speed:.2f}",
             **({"GPU-hours": f"{c.gpu_hours(tokens):,.0f}"} if tokens else {}),
@@ -73,6 +73,14 @@ def _columns(plans: Sequence[Choice], tokens: int) -> Columns:
         for number, c in enumerate(plans, 1)
     ]
     return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def times_known(plan: Plan) -> bool:
+    """Whether seconds are said: of a card, or of CPU cores that were measured here; else they say which plan is faster."""
+    from memcalc.coefficients import own_calibration
+
+    own = own_calibration()
+    return plan.device == "cuda" or (own is not None and own.is_of("cpu", None))
 
 
 def knobs(plan: Plan) -> dict[str, object]:

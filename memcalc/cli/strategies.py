@@ -13,7 +13,7 @@ from memcalc.cli.options import Command, build_plan, given, option, plan_options
 from memcalc.errors import InputError
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
-from memcalc.tables import FORMATS, heading, printable, render
+from memcalc.tables import FORMATS, columns, folded, heading, printable, render
 from memcalc.units import format_count
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ def _show(base: Plan, lines: list[Line], refused: list[Refused], format: str) ->
             "",
             table,
             "",
-            *(f"{mark}{printable(n)}" for n in notes),
+            *(folded(printable(n), mark, columns() if format == "table" else None) for n in notes),
         ]
     )
 

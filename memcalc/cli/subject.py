@@ -11,7 +11,7 @@ import click
 
 from memcalc.cli.options import said_by_file
 from memcalc.cli.progress import waiting
-from memcalc.errors import InputError
+from memcalc.errors import FileError, InputError
 from memcalc.files import read_json
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from memcalc.measurement import RankMeasurement
     from memcalc.timeline import Timeline
 
-__all__ = ["RunFolder", "Saved", "Subject", "subject", "takes"]
+__all__ = ["RunFolder", "Saved", "Subject", "is_plan", "subject", "takes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,15 @@ class Subject:
         return max(ranks, key=lambda rank: (rank.allocated_peak, -rank.rank))
 
 
+def is_plan(path: Path) -> bool:
+    """A file that says it is a plan of memcalc; what else is wrong with it is said when it is read."""
+    try:
+        data = read_json(path, str(path)) if path.is_file() else None
+    except (FileError, OSError, ValueError):
+        return False
+    return isinstance(data, dict) and "memcalc_plan" in data
+
+
 class _Model(click.ParamType):  # type: ignore[type-arg]
     """The file of a saved plan, the folder of a run, or whatever else names a model."""
 
@@ -69,10 +78,8 @@ class _Model(click.ParamType):  # type: ignore[type-arg]
         with contextlib.suppress(OSError, ValueError):
             if RunFolder in self.kinds and (path / "run.json").is_file():
                 return RunFolder(path)
-            if path.is_file():
-                data = read_json(path, value)
-                if isinstance(data, dict) and "memcalc_plan" in data:
-                    return Saved(path)
+            if is_plan(path):
+                return Saved(path)
         return self.model.convert(value, param, ctx)
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

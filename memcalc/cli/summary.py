@@ -11,7 +11,7 @@ from memcalc.assumptions import activations_known, undivided
 from memcalc.estimate import Estimate, holding_gpus, usable_bytes
 from memcalc.ledger import skeleton
 from memcalc.plan import Plan
-from memcalc.tables import coloured, heading, printable, render
+from memcalc.tables import coloured, columns, folded, heading, printable, render
 from memcalc.timeline import BEFORE, CATEGORIES, MOMENTS, Skeleton, Timeline
 from memcalc.units import format_both, format_bytes, format_count
 
@@ -56,7 +56,7 @@ def summary(found: Estimate, format: str, *, whole: bool = False, unsaid: Sequen
     verdict = printable(_verdict(found))
     remarks = [mark + (verdict if format == "markdown" else coloured(verdict, found.verdict))]
     lines = [*_cards(found), *unsaid, *found.doubts, *(found.taken if whole else _folded(found))]
-    remarks += [mark + printable(line) for line in lines]
+    remarks += [folded(printable(line), mark, columns() if format == "table" else None) for line in lines]
     return "\n".join([_title(found, format), "", table, "", *remarks])
 
 

@@ -21,7 +21,7 @@ FLAGS = (
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # what asks for more is seen, and finds nothing
 )  # fmt: skip
 WIDTH, HEIGHT = 1000, 800
-PATIENCE_MS = 30_000
+PATIENCE_MS = 120_000
 
 
 def lacking(what: str) -> NoReturn:
@@ -43,7 +43,7 @@ def browser() -> Iterator[Any]:
     except ImportError:
         lacking("playwright is not installed (pip install playwright)")
     with sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=program, args=list(FLAGS))
+        chromium = driver.chromium.launch(executable_path=program, args=list(FLAGS), timeout=PATIENCE_MS)
         yield chromium
         chromium.close()
 

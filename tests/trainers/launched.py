@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.trainers.runs import SECONDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -19,7 +22,7 @@ def memcalc(*words: object, **options: object) -> subprocess.Popen[str]:
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    out, err = process.communicate(timeout=180)
+    out, err = process.communicate(timeout=SECONDS)
     return process.returncode, out, err
 
 
@@ -47,3 +50,13 @@ def anything_left(mark: Path) -> list[str]:
         except OSError:
             continue
     return [line for line in lines if str(mark) in line]
+
+
+def checkpoints_whole(run: Path) -> int:
+    """How many checkpoints are marked as complete; that they are, and that no weights were left of a run that did not end."""
+    markers = list((run / "checkpoints").glob("step-*/done.json"))
+    for marker in markers:
+        assert json.loads(marker.read_text())["step"] == int(marker.parent.name.removeprefix("step-"))
+        assert (marker.parent / ".metadata").exists()
+    assert not (run / "weights").exists()
+    return len(markers)

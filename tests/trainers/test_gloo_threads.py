@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -56,8 +57,9 @@ def starved(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     os.sched_setaffinity(0, {min(before)})
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
-        for ident in gloo_threads._threads():
-            os.sched_setscheduler(int(ident), os.SCHED_IDLE, os.sched_param(0))
+        for task in Path("/proc/self/task").iterdir():
+            if (task / "comm").read_text() == "pt_gloo_runloop\n":
+                os.sched_setscheduler(int(task.name), os.SCHED_IDLE, os.sched_param(0))
         yield
     finally:
         dist.destroy_process_group()

@@ -15,12 +15,13 @@ from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from tests.trainers.launched import anything_left, ended, memcalc, ranks_of
+from tests.trainers.runs import SECONDS
 
 PLAN = Plan(
     model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-full-shard", ranks=2, device="cpu", dropout=0.1
 )
-STEPS = 80
-WORDS = ("--steps", STEPS, "--checkpoint-every", 20, "--keep-checkpoints", 2)
+STEPS = 48
+WORDS = ("--steps", STEPS, "--checkpoint-every", 12, "--keep-checkpoints", 2)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +36,7 @@ def undisturbed(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> list[fl
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     code, _, err = ended(memcalc("launch", plan, *WORDS, "--out", run))
     assert code == 0, err
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-60", "step-80"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-36", "step-48"]
     return losses(run)
 
 
@@ -47,7 +48,7 @@ def losses(run: Path) -> list[float | None]:
 
 def saved(run: Path) -> None:
     """Wait for the run's first checkpoint."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + SECONDS
     while not any((run / "checkpoints").glob("step-*/done.json")):
         assert time.monotonic() < deadline, "no checkpoint"
         time.sleep(0.02)
