@@ -14,7 +14,7 @@ from memcalc.ledger import peaks
 from memcalc.outside import communicators
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from memcalc.reserved import Range
+from memcalc.reserved import UNSEEN_PCT, Range
 from memcalc.timeline import Timeline
 from memcalc.units import format_both
 
@@ -91,6 +91,24 @@ def uncounted(plan: Plan) -> list[str]:
             "transformers keeps float32 copies of queries and keys for attention written out, which are not counted"
         )
     return said
+
+
+def _copied(plan: Plan) -> str:
+    """What a static graph takes in the first step alone (torch/nn/parallel/distributed.py, _DDPSink), and whether a peak
+    could be higher for it: the states of the optimizer are not there yet."""
+    first = "static graph: DDP copies the model's output in the first step, before there are optimizer states"
+    if not plan.model.says_words:
+        return f"{first}; that copy is not counted"
+    low = plan.precision_row.weights
+    output = plan.micro_batch * plan.tokens * plan.model.vocab * DTYPE_BYTES[plan.precision_row.compute]
+    states = sum(
+        sum(plan.optimizer_row.state_bytes(weight, weight.dtype or low)) for weight in plan.weights if weight.trainable
+    )
+    if output <= states:
+        return (
+            f"{first}: at most {format_both(output)} in the place of {format_both(states)}, so that no peak is higher"
+        )
+    return f"{first}; that copy, at most {format_both(output)}, is not counted"
 
 
 def dropout(plan: Plan) -> list[str]:
@@ -192,10 +210,7 @@ def doubts(plan: Plan, rehearsal: Rehearsed | None = None) -> list[str]:
     if plan.family.opaque and plan.optimizer_kind == "for-loop":
         said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
     if plan.static_graph and plan.ranks > 1 and activations_known(plan):
-        said.append(
-            "static graph: DDP copies the model's output in the first step, before there are optimizer states; that copy is "
-            "not counted"
-        )
+        said.append(_copied(plan))
     if plan.family.assumption:
         said.append(plan.family.assumption)
     if plan.model.layer_bytes:
@@ -272,7 +287,8 @@ def assumptions(
         return said
     said.append(
         f"reserved is most likely {format_both(reserved.point)}: the caching allocator replayed from the model's "
-        "construction on; the high end is that on an endless card, or what published runs reserved of so much, if it is more"
+        "construction on; the high end is that on an endless card, or what published runs reserved of so much, if it is more, "
+        f"and {UNSEEN_PCT} % beyond, as published runs were"
     )
     said.append(f"torch {plan.torch}; sizes are rounded up to blocks of 512 B, as the caching allocator does")
     if in_blocks:

@@ -24,11 +24,11 @@ from memcalc.images import find_images, holds_images
 from memcalc.plan import Plan
 from memcalc.units import things
 
-__all__ = ["Samples", "check", "load", "split"]
+__all__ = ["EVALUATED", "Samples", "check", "load", "split"]
 
 _DEFAULT_BYTES = 4 * 2**20
 _IGNORED = -100  # ignore_index of torch.nn.functional.cross_entropy
-_EVALUATED = 128  # samples at most; enough for a stable mean, few enough to be quick
+EVALUATED = 128  # samples at most; enough for a stable mean, few enough to be quick
 _LOOKED_AT = 64 * 2**20
 """Bytes of text that become tokens, and of pictures that are decoded, before a run starts: a few seconds' work."""
 
@@ -84,7 +84,7 @@ def split(samples: Samples, plan: Plan) -> tuple[NDArray[np.int64], NDArray[np.i
 
     Raises InputError where what is trained on does not fill one step, with how the number comes about.
     """
-    held_out, per_step = min(max(samples.count // 10, 1), _EVALUATED), plan.global_batch
+    held_out, per_step = min(max(samples.count // 10, 1), EVALUATED), plan.global_batch
     training = samples.count - held_out
     if training < per_step:
         what = f"micro batch {plan.micro_batch} x accumulation {plan.accumulation} x ranks {plan.data_parallel}"

@@ -25,6 +25,7 @@ from memcalc.named_code import code_options
 from memcalc.plan import Plan
 from memcalc.run_folder import check_folder, check_space, ended, held, prepare, sweep
 from memcalc.runnable import require_accelerate, require_engine
+from memcalc.sound import unheard
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
 
@@ -184,7 +185,8 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
         require_accelerate(plan)
     check_plan(plan, out=out, training=training, place=place)
     check_space(plan, out)
-    return [*_check_machine(plan), *_other_steps(plan, out, training)]
+    idle = [f"the plan says what changes nothing: {said}" for said in unheard(plan)]
+    return [*_check_machine(plan), *_other_steps(plan, out, training), *idle]
 
 
 def _other_steps(plan: Plan, out: Path, training: Training) -> list[str]:

@@ -1,7 +1,7 @@
 """What each torch operation allocates, saves for backward (tools/autograd/derivatives.yaml) and allocates in backward.
 
 One function per operation, called by the families in ``memcalc/models`` the way the torch module calls torch. ``t`` is
-the tape; shapes leave out the batch. That sizes are torch's own is held by tests/trainers/test_families_real.py.
+the tape; shapes leave out the batch. That sizes are torch's own is held by tests/trainers/test_knobs.py.
 """
 
 from __future__ import annotations

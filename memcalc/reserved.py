@@ -20,6 +20,7 @@ from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 __all__ = [
     "RESERVED_OVER_ALLOCATED",
     "SEGMENT",
+    "UNSEEN_PCT",
     "Range",
     "most_reserved",
     "replayed",
@@ -27,7 +28,7 @@ __all__ = [
     "run",
 ]
 
-_INPUTS, _OPTIMIZER = CATEGORIES.index("inputs"), CATEGORIES.index("optimizer")
+_INPUTS, _OPTIMIZER, _GRADIENTS = (CATEGORIES.index(name) for name in ("inputs", "optimizer", "gradients"))
 _START, _STEP = MOMENTS.index("start"), MOMENTS.index("step")
 
 # Reserved over allocated in published runs: up to 1.17 on one GPU (logs of KellerJordan/modded-nanogpt), up to 1.36
@@ -37,6 +38,11 @@ _START, _STEP = MOMENTS.index("start"), MOMENTS.index("step")
 # 3B on one GPU): so do their replays, which are the high end then.
 RESERVED_OVER_ALLOCATED = {False: 1.17, True: 1.36}
 SEGMENT = 20 * 2**20
+# What neither the replay nor these shares see of published runs, of both: 3.9 % at most (pytorch/torchtitan pull request 165,
+# FSDP 1: 32.14 GiB reserved where the replay has 30.94). Which of two free blocks is used follows from addresses and from the
+# order of frees within an operation, which no replay knows: where a large buffer finds its block taken by others, the difference
+# is that buffer. Readings above the range are counted in docs/validation/published.md.
+UNSEEN_PCT = 4
 
 Event = tuple[int, int]
 
@@ -59,7 +65,11 @@ def most_reserved(plan: Plan, allocated: int) -> int:
     Expandable segments leave no holes between segments, whichever stream they are on, so that the smaller share stands.
     """
     scattered = plan.strategy_row.gathers and not plan.allocator_options.expandable_segments
-    return int(allocated * RESERVED_OVER_ALLOCATED[scattered]) + SEGMENT
+    return _with_unseen(int(allocated * RESERVED_OVER_ALLOCATED[scattered]) + SEGMENT)
+
+
+def _with_unseen(size: int) -> int:
+    return -(-size * (100 + UNSEEN_PCT) // 100)
 
 
 def reserved_range(
@@ -71,7 +81,8 @@ def reserved_range(
 
     low    the allocated peak: on a full card every segment without a tensor is given back
     point  the replay on a card of ``capacity``; without an end where even that is not enough
-    high   the replay on a card without an end, or what published runs reserved of so much, if that is more
+    high   the replay on a card without an end, or what published runs reserved of so much, if that is more; and what
+           neither sees (UNSEEN_PCT)
     """
     allocated = timeline.peak().bytes
     if plan.device == "cpu":
@@ -82,7 +93,7 @@ def reserved_range(
         full = replayed(plan, timeline, capacity=capacity)
         point = point if full.refused else full.peak_reserved
     # A published share says nothing below what the replay needs for certain.
-    return Range(low=allocated, point=point, high=max(free.peak_reserved, most_reserved(plan, allocated)))
+    return Range(low=allocated, point=point, high=max(_with_unseen(free.peak_reserved), most_reserved(plan, allocated)))
 
 
 def replayed(
@@ -171,9 +182,7 @@ def _parts(timeline: Timeline, lazy: bool) -> tuple[list[Event], list[Event], li
     inputs = [i for i, kind in enumerate(category) if kind == _INPUTS and counts[events[i][0]] > 1][:2]
     start = inputs[-1] + 1 if inputs else 0
     # A rehearsal tells of what was left in the order in which it was made: gradients after their batch.
-    while inputs and start < len(events) and category[start] != _INPUTS and events[start][1] > 0:
-        if timeline.moment[start] != _START:
-            break
+    while inputs and start < len(events) and category[start] == _GRADIENTS and timeline.moment[start] == _START:
         start += 1
     body = events[start:]
     before = list(zip(events[:start], category, strict=False))
@@ -190,10 +199,14 @@ def _first_gradients(timeline: Timeline, construction: list[Event], body: list[E
     in memory was decided in the first backward, among activations, and all later ones have to do with it.
     """
     gradients = set(timeline.ident[timeline.category == CATEGORIES.index("gradients")].tolist())
-    kept = {timeline.names[ident]: (ident, size) for ident, size in construction if ident in gradients}
+    freed = {ident for ident, size in body if size < 0}
+    kept = {
+        timeline.names[ident]: (ident, size)
+        for ident, size in construction
+        if ident in gradients and ident not in freed  # of NO_SHARD and FSDP 1 the step before has left them for a while
+    }
     if not kept:
         return {}
-    freed = {ident for ident, size in body if size < 0}
     found = {}
     for ident, size in body:
         name = timeline.names[ident]

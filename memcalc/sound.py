@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from memcalc.plan import Plan
 
 __all__ = [
-    "ATTENTIONS", "DEVICES", "LOSSES", "MOST_RANKS", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly",
+    "ATTENTIONS", "DEVICES", "LOSSES", "MOST_RANKS", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly", "unheard",
 ]  # fmt: skip
 
 MOST_RANKS = 10**6
@@ -82,6 +82,20 @@ def check_effects(plan: Plan) -> None:
         raise UnknownNameError(f"model {model.name}: loss", module.loss, [name for name in _LOSSES_OF_MODULES if name])
     if module.wrap and not model.layers:
         raise PlanError(f"model {model.name}: wrap {shorten(module.wrap)}, but none of its weights is of a block")
+
+
+def unheard(plan: Plan) -> list[str]:
+    """What a plan says that changes nothing about it, in sentences: a file may, where the options would be refused."""
+    said = []
+    for name in ("bucket_mb", "bucket_views", "static_graph") if not plan.strategy_row.buckets else ():
+        if getattr(plan, name) != type(plan).__dataclass_fields__[name].default:
+            said.append(f"--{name.replace('_', '-')} is for DDP's buckets, not for strategy {plan.strategy}")
+    for group in plan.groups:
+        idle = group.idle(plan)
+        for each in dataclasses.fields(group):  # type: ignore[arg-type]  # each kind of group is a dataclass
+            if each.name in idle and getattr(group, each.name) != each.default:
+                said.append(f"{each.metadata['option']} {idle[each.name]}")
+    return said
 
 
 def check_fields(plan: Plan) -> None:

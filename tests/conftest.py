@@ -30,6 +30,20 @@ progress.EVERY = 3600.0
 TORCH = importlib.util.find_spec("torch") is not None
 collect_ignore = [] if TORCH else ["trainers", "benchmarks"]
 
+# What trains, runs the commands of the docs, or reads all published facts: begun last, it would keep one of two workers
+# busy when the other is done.
+LONGEST = (
+    "tests/trainers/test_matrix", "tests/trainers/test_knobs", "tests/trainers/", "tests/test_docs", "tests/test_bench",
+    "tests/benchmarks/",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The files of longest tests first."""
+    items.sort(
+        key=lambda item: next((at for at, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+    )
+
 
 @pytest.fixture
 def root() -> Path:

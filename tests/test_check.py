@@ -82,7 +82,9 @@ def test_examples_and_exit_codes_stand_before_the_options_of_a_plan(run: Run) ->
 def test_ranks_on_cpu_cores_share_ram_to_the_byte() -> None:
     found = estimate(Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=1, device="cpu", ranks=2, strategy="ddp"))
     each = found.device.high + PROCESS_BYTES  # as recommend counts a rank
-    least = next(ram for ram in count(2 * each) if int(ram * RAM_SHARE) // 2 == each)
+    below = int(2 * each / RAM_SHARE) - 4
+    assert int(below * RAM_SHARE) // 2 < each
+    least = next(ram for ram in count(below) if int(ram * RAM_SHARE) // 2 == each)
     assert gate(found, ram=least).verdict == gate(found, keep_free=5, ram=least + 5).verdict == "fits"
     assert gate(found, ram=least - 3).verdict == "tight"
     assert gate(found, ram=found.device.low).verdict == "does-not-fit"

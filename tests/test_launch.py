@@ -16,10 +16,12 @@ from click.testing import CliRunner
 from memcalc import launch as launch_module
 from memcalc.cli.app import app
 from memcalc.errors import FileError, InputError, PlanError, RunError
-from memcalc.launch import check, command, environment
+from memcalc.fsdp import Fsdp
+from memcalc.launch import check, command, environment, installed_torch
 from memcalc.models import Model
 from memcalc.optimizers import OPTIMIZERS
 from memcalc.plan import Plan
+from memcalc.sound import unheard
 from memcalc.training import Training
 from tests.launching import PLAN, TWO, refused, run
 
@@ -112,6 +114,17 @@ def test_warnings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "4 ranks share 2 cores and will be slow",
         f"the plan is for torch {PLAN.torch}, installed is 2.6: its estimate may differ",
     ]
+
+
+def test_what_a_plan_says_in_vain_is_named(tmp_path: Path) -> None:
+    """Options that change nothing are refused; a plan's file may have been edited."""
+    plan = replace(PLAN, bucket_views=True, fsdp=Fsdp(reduce_dtype="compute"), torch=installed_torch() or PLAN.torch)
+    said = check(plan, out=tmp_path, training=Training())
+    assert said[-2:] == [
+        "the plan says what changes nothing: --bucket-views is for DDP's buckets, not for strategy single",
+        f"the plan says what changes nothing: --reduce-dtype {plan.fsdp.idle(plan)['reduce_dtype']}",
+    ]
+    assert unheard(PLAN) == [] == unheard(replace(TWO, bucket_views=True))
 
 
 def test_the_call_of_torchrun(tmp_path: Path) -> None:

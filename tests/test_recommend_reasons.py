@@ -20,7 +20,7 @@ from tests.searches import FEW, FLAT, GPT2, PARALLEL, TINY
 
 def test_quantised_weights_are_a_remedy_where_frozen_ones_do_not_fit() -> None:
     plan = replace(
-        GPT2, model=MODELS["llama-3-8b"], tokens=512, ranks=1, strategy="single", precision="bf16", gpu="rtx-3060",
+        GPT2, model=MODELS["llama-3-8b"], tokens=256, ranks=1, strategy="single", precision="bf16", gpu="rtx-3060",
         adapter=Adapter(kind="lora", dtype="float32"),
     )  # fmt: skip
     assert not recommend(replace(plan, micro_batch=1), **FEW).plans

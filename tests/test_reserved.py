@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 from memcalc.allocator_options import AllocatorOptions
+from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.ledger import ledger
 from memcalc.models import MODELS
@@ -73,6 +74,30 @@ def test_the_optimizers_states_come_after_the_first_backward() -> None:
     assert states == list(range(states[0], states[-1] + 1))
     before = {timeline.names[ident % len(timeline.names)] for ident, _ in events[: states[0]]}
     assert any(name.endswith(" gradient") for name in before)
+
+
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_states_are_made_in_the_models_order(version: str) -> None:
+    """``model.parameters()``: blocks between the embedding and the head, although those two are one unit."""
+    plan = dataclasses.replace(NAMED["fsdp"], fsdp=Fsdp(version=version))
+    names = [name.removesuffix(" state") for name in ledger(plan).names if name.endswith(" state")]
+    held = [weight.name for weight in plan.weights if weight.name in names]
+    assert list(dict.fromkeys(names)) == held
+    assert version == "1" or len(held) == len(plan.weights), "of FSDP 1 those that reach into this rank's shard"
+
+
+def test_shards_are_cast_all_at_once() -> None:
+    """_fsdp_collectives.py, _get_param_all_gather_inputs: one flat tensor of each unit, as large as its gather over the ranks."""
+    plan = NAMED["fsdp"]
+    timeline = ledger(plan)
+    sizes = dict.fromkeys(timeline.names, 0)
+    for ident, delta in zip(timeline.ident.tolist(), timeline.delta.tolist(), strict=True):
+        sizes[timeline.names[ident]] = max(sizes[timeline.names[ident]], delta)
+    gathers = {name: size for name, size in sizes.items() if name.endswith(" gather")}
+    assert len(gathers) == 33
+    assert {name: size // plan.ranks for name, size in gathers.items()} == {
+        name.replace("cast shard", "gather"): size for name, size in sizes.items() if name.endswith(" cast shard")
+    }
 
 
 def test_kept_gradients_come_in_the_first_backward() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from memcalc.checkpoints import Marker, digest, drop_old, read_marker
 from memcalc.errors import FileError, shorten
 from memcalc.plan import Plan
 from trainers.backends import Prepared
-from trainers.checkpoint_reader import TensorReader
+from trainers.checkpoint_reader import Planner, Reader
 from trainers.models import dtype_of
 from trainers.process import Process
 
@@ -122,8 +123,8 @@ def load(path: Path, prepared: Prepared, plan: Plan) -> Resumed:
         _make_states(prepared)
     state = _state(prepared, plan)
     try:
-        loader.load(state, storage_reader=TensorReader(path))
-    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError) as error:
+        loader.load(state, storage_reader=Reader(path), planner=Planner())
+    except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
         raise FileError(f"checkpoint {path} cannot be read: {_cause(error)}") from error
     if prepared.restore is not None:
         prepared.restore(state)

@@ -222,7 +222,9 @@ class _Run:
         optimizer.zero_grad(set_to_none=self.plan.set_to_none)
 
     def evaluate(self, done: int) -> None:
-        """The mean loss over what was held out."""
+        """The mean loss over what was held out, if anything was."""
+        if not len(self.batches.held_out):
+            return
         loss = evaluate(self.prepared, self.batches, self.criterion, self.autocast, self.plan, self.process)
         self.evaluation_loss = loss
         over = f"over {things(len(self.batches.held_out), 'sample')}"

@@ -23,8 +23,9 @@ import torch.distributed as dist
 from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.training import Training
+from trainers.batches import Batches
 from trainers.loop import train
-from trainers.parts import Moments
+from trainers.parts import Moments, Parts
 from trainers.process import Process, Rank, Signals, join, log_to_file, report
 
 __all__ = ["main", "run"]
@@ -54,7 +55,7 @@ def run(folder: Path, settings: Training, process: Process) -> bool:
         # oneDNN packs 16-bit weights into scratch memory whose size hangs on the CPU's instruction set: no plan can
         # know it. Convolutional families are played with oneDNN's copies, and run with it.
         torch.backends.mkldnn.set_flags(plan.family.convolves)
-        measurement = train(plan, settings, process, at=at)
+        measurement = train(plan, settings, process, at=at, parts=Parts(batches=_all_trained_on))
         save(measurement, folder, process)
     except (Exception, KeyboardInterrupt) as error:
         line = report(error, out=folder, rank=process.rank, moment=at.moment)
@@ -70,6 +71,13 @@ def run(folder: Path, settings: Training, process: Process) -> bool:
     if process.first:
         print(f"done {folder.name}", flush=True)
     return True
+
+
+def _all_trained_on(plan: Plan, settings: Training, process: Process) -> Batches:
+    """Nothing is evaluated at the end, which takes as long as all steps: memory and the losses of the steps are asked for."""
+    batches = Batches(plan, settings, process)
+    batches.held_out = batches.held_out[:0]
+    return batches
 
 
 def save(measurement: Measurement, folder: Path, process: Process) -> None:

@@ -139,7 +139,8 @@ class CpuMeter:
         self.sizes = Sizes(torch.device("cpu"))
         self.held = ExitStack()
         self.held.enter_context(waited_for())
-        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True)
+        # Not acc_events: torch would make a Python object of every operation, which takes longer than a small run.
+        self.profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self.profile.start()
 
     def mark(self, step: int, moment: str) -> None:

@@ -47,6 +47,7 @@ def score(row: Row) -> Score:
         error_pct=None if row.measured is None else round(100 * (size / row.measured - 1), 2),
         verdict=_verdict(said, found),
         moment=found.steady.moment,
+        high_gib=_high(row, said, found),
         assumptions=tuple(assumptions),
         allocated_gib=round(found.peak.bytes / GIB, 4) if boundary else None,
         needed_gib=round(allocated + tried, 4) if row.metric == "OOM" and allocated and tried else None,
@@ -95,6 +96,14 @@ def _reading(row: Row, said: Said, found: Estimate) -> float:
     return held if row.meter == "reserved" else held + rest
 
 
+def _high(row: Row, said: Said, found: Estimate) -> float | None:
+    """The high end of the row's meter, GiB; None where the meter is no range, or the row is a boundary."""
+    if row.meter not in ("reserved", "device"):
+        return None
+    rest = outside(found.plan, found.plan.gpu_row, said.context).high if row.meter == "device" else 0
+    return round((found.reserved.high + rest) / GIB, 4)
+
+
 def by_meter(rows: Iterable[Row], scores: Iterable[Score]) -> dict[str, Summary]:
     """A summary for each meter that occurs: readings of different meters are never mixed."""
     return {meter: summary for (_, meter), summary in _grouped(rows, scores, whole=True).items()}
@@ -140,7 +149,7 @@ def result(rows: Sequence[Row], scores: Sequence[Score], shown: Sequence[Score])
         "sources": [
             {"source": source, "meter": meter}
             | summary.to_dict()
-            | {"under_estimates": summary.under_estimates, "skipped": summary.skipped}
+            | {"under_estimates": summary.under_estimates, "above": summary.above, "skipped": summary.skipped}
             for (source, meter), summary in by_source(rows, scores).items()
         ],
         "rows": [_plain(found) for found in shown],
@@ -148,9 +157,11 @@ def result(rows: Sequence[Row], scores: Sequence[Score], shown: Sequence[Score])
 
 
 def _plain(found: Score) -> dict[str, Any]:
-    """A score as JSON values; what only boundary rows have stands only there."""
+    """A score as JSON values; what only boundary rows, or only rows with a range, have stands only there."""
     values = dataclasses.asdict(found) | {"assumptions": list(found.assumptions)}
     if METERS[found.metric] != "boundary":
         for name in ("allocated_gib", "needed_gib", "state_bound"):
             del values[name]
+    if found.high_gib is None:
+        del values["high_gib"]
     return values

@@ -24,12 +24,19 @@ class Score:
     """The moment of the allocated peak."""
     assumptions: tuple[str, ...] = ()
     skipped: str | None = None
+    high_gib: float | None = None
+    """The high end of what was estimated, of a meter that is known as a range only."""
     allocated_gib: float | None = None
     """The estimated allocated peak of a boundary row."""
     needed_gib: float | None = None
     """What the message says was allocated and tried, of a row that ran out of memory."""
     state_bound: bool | None = None
     """The model states alone exceed the card of a boundary row."""
+
+    @property
+    def above(self) -> bool:
+        """The reading is above the high end of what was estimated."""
+        return self.high_gib is not None and self.measured_gib is not None and self.measured_gib > self.high_gib
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +50,8 @@ class Summary:
     bias_pct: float | None
     """The median of the signed errors."""
     under_estimates: int
+    above: int
+    """Readings above the high end of the estimate's range, of the meters that have one."""
     false_fits: int
     """Said ``fits``, but the run went out of memory."""
     false_ooms: int
@@ -87,6 +96,7 @@ def summarise(scores: Iterable[Score]) -> Summary:
         p90_abs_error_pct=_rounded(percentile(map(abs, errors), 0.9)),
         bias_pct=_rounded(percentile(errors, 0.5)),
         under_estimates=sum(error < 0 for error in errors),
+        above=sum(score.above for score in estimated),
         false_fits=outcomes.count(("OOM", "fits")),
         false_ooms=outcomes.count(("fits", "does-not-fit")),
         skipped=len(scores) - len(estimated),

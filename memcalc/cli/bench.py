@@ -19,7 +19,19 @@ from memcalc.tables import FORMATS, render
 
 __all__ = ["command"]
 
-SUMMARY = ("source", "meter", "rows", "skipped", "median %", "90th %", "bias %", "under", "false fits", "false OOMs")
+SUMMARY = (
+    "source",
+    "meter",
+    "rows",
+    "skipped",
+    "median %",
+    "90th %",
+    "bias %",
+    "under",
+    "above range",
+    "false fits",
+    "false OOMs",
+)
 ROWS = ("id", "metric", "measured GiB", "estimated GiB", "error %", "verdict", "moment", "skipped")
 
 EXAMPLES = """\b
@@ -125,6 +137,7 @@ def _summary(source: str, meter: str, each: Summary) -> tuple[object, ...]:
         each.skipped,
         *cells,
         "-" if meter == "boundary" else each.under_estimates,
+        each.above if meter in ("reserved", "device") else "-",
         *outcomes,
     )
 

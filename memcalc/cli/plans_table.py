@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memcalc.plan import Plan
     from memcalc.recommend import Choice
 
-__all__ = ["also", "checkpointing", "knobs", "plans_table"]
+__all__ = ["also", "checkpointing", "knobs", "plans_table", "times_known"]
 
 Columns = dict[str, list[object]]
 
@@ -64,8 +64,8 @@ def _columns(plans: Sequence[Choice], tokens: int) -> Columns:
             "also": also(c.plan),
             "peak": format_both(c.peak),
             "headroom": format_both(c.headroom),
-            "step": _step(c),
-            "tokens/s": f"{c.time.tokens_per_second:,.0f}" if c.plan.tokens else "-",
+            "step": _step(c) if times_known(c.plan) else "-",
+            "tokens/s": f"{c.time.tokens_per_second:,.0f}" if c.plan.tokens and times_known(c.plan) else "-",
             "MFU": f"{c.time.mfu:.0%}" if c.plan.device == "cuda" else "-",
             "speed": f"{c.speed:.2f}",
             **({"GPU-hours": f"{c.gpu_hours(tokens):,.0f}"} if tokens else {}),
@@ -73,6 +73,14 @@ def _columns(plans: Sequence[Choice], tokens: int) -> Columns:
         for number, c in enumerate(plans, 1)
     ]
     return {name: [row[name] for row in rows] for name in rows[0]}
+
+
+def times_known(plan: Plan) -> bool:
+    """Whether seconds are said: of a card, or of CPU cores that were measured here; else they say which plan is faster."""
+    from memcalc.coefficients import own_calibration
+
+    own = own_calibration()
+    return plan.device == "cuda" or (own is not None and own.is_of("cpu", None))
 
 
 def knobs(plan: Plan) -> dict[str, object]:

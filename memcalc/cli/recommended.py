@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.cli.confirmed import as_dict, numbers_of
-from memcalc.cli.plans_table import also, checkpointing, knobs, plans_table
+from memcalc.cli.plans_table import also, checkpointing, knobs, plans_table, times_known
 from memcalc.precision import PRECISIONS
 from memcalc.tables import columns, folded, heading, printable, render
 from memcalc.units import format_both, format_bytes, format_count
@@ -164,25 +164,32 @@ def _legend(found: Recommendation, missing: list[str]) -> Iterator[str]:
     """What the columns mean, and which a terminal had no room for."""
     from memcalc.recommend import TIE
 
-    meanings = {
-        "peak": "peak is allocated memory",
-        "headroom": "headroom is what is left at the high end of what the device may show",
-        "step": f"step is a range, predicted: {_worth()}",
-        "speed": f"speed is samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first",
-    }
     if found.plans:
+        meanings = {
+            "peak": "peak is allocated memory",
+            "headroom": "headroom is what is left at the high end of what the device may show",
+            "step": _worth(found.plans[0].plan),
+            "speed": f"speed is samples per second against the fastest plan that fits; of plans within {TIE:.0%} the simplest goes first",
+        }
         yield "; ".join(said for name, said in meanings.items() if name not in missing)
     if lost := [name for name in missing if name != "also"]:
         yield f"{', '.join(lost)} had no room on this terminal: --format markdown has all"
 
 
-def _worth() -> str:
-    """How often a predicted range held what was measured."""
+def _worth(plan: Plan) -> str:
+    """How often a predicted range held what was measured, or why there is none."""
     from memcalc.coefficients import coverage
 
+    if not times_known(plan):
+        return (
+            "no seconds are said, because CPU cores differ and no published run was on one: memcalc calibrate measures "
+            "these"
+        )
+    if plan.device == "cpu":
+        return "step is a range, by what memcalc calibrate measured here; no published run says how often it holds"
     found = coverage()
     (_, fitted), (count, others) = found["calibration"], found["never used"]
-    return f"it holds {fitted:.0f} % of the published runs it was fitted on, and {others:.0f} % of {count} others"
+    return f"step is a range, predicted: it holds {fitted:.0f} % of the published runs it was fitted on, and {others:.0f} % of {count} others"
 
 
 def _close(found: Recommendation) -> Iterator[str]:

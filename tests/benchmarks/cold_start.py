@@ -23,6 +23,10 @@ def python(arguments: list[str]) -> Callable[[], object]:
 
 if __name__ == "__main__":
     asked = options(str(__doc__), rounds=15)
-    taken = interleave({"memcalc estimate gpt2": python(ESTIMATE), "the imports alone": python(IMPORTS)}, asked.rounds)
+    taken = interleave(
+        {"memcalc estimate gpt2": python(ESTIMATE), "the imports alone": python(IMPORTS)},
+        asked.rounds,
+        cold=asked.small,
+    )
     times = round(ratio(taken, "memcalc estimate gpt2", "the imports alone"), 3)
     report(taken, as_json=asked.json, ratio=times, aim_at_most=2)

@@ -23,8 +23,9 @@ from memcalc import MODELS, Plan, recommend
 from memcalc.open_choices import gpu_counts
 from memcalc.search import search
 from memcalc.structures import structures
-base = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=64, nodes=8, strategy="ddp", gpu="a100-80gb")
-job = search(base, ranks=gpu_counts(64), per_node=8, precisions=["amp-bf16", "bf16"], offloads=[False])
+gpus, nodes = map(int, sys.argv[1:])
+base = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, ranks=gpus, nodes=nodes, strategy="ddp", gpu="a100-80gb")
+job = search(base, ranks=gpu_counts(gpus), per_node=8, precisions=["amp-bf16", "bf16"], offloads=[False])
 """
 SEARCH = "found = recommend(job)\nprint(time.perf_counter() - start, found.tried)"
 NAIVE = f"""
@@ -39,16 +40,23 @@ print((time.perf_counter() - start) / {SAMPLE} * len(plans), len(plans))
 """
 
 
-def ask(code: str) -> tuple[float, int]:
+def ask(code: str, size: tuple[str, str]) -> tuple[float, int]:
     """Seconds, and how many plans they are for."""
-    done = subprocess.run([sys.executable, "-c", SETUP + code], cwd=ROOT, check=True, capture_output=True, text=True)
+    words = [sys.executable, "-c", SETUP + code, *size]
+    done = subprocess.run(words, cwd=ROOT, check=True, capture_output=True, text=True)
     seconds, plans = done.stdout.split()
     return float(seconds), int(plans)
 
 
 if __name__ == "__main__":
     asked = options(str(__doc__), rounds=3)
-    plans = ask(SEARCH)[1]
-    taken = interleave({"search": lambda: ask(SEARCH)[0], "loop, scaled": lambda: ask(NAIVE)[0]}, asked.rounds)
+    plans, size = 0, ("2", "1") if asked.small else ("64", "8")
+
+    def search() -> float:
+        global plans
+        seconds, plans = ask(SEARCH, size)
+        return seconds
+
+    taken = interleave({"search": search, "loop, scaled": lambda: ask(NAIVE, size)[0]}, asked.rounds, cold=asked.small)
     times = round(ratio(taken, "loop, scaled", "search"))
     report(taken, as_json=asked.json, plans=plans, loop_over_search=times, aim_at_most_ms=3000)

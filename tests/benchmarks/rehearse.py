@@ -54,7 +54,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         sides = LARGE if large else SMALL
         taken = interleave(
-            {name: partial(rehearse, name, plan, Path(folder)) for name, plan in sides.items()}, said.rounds
+            {name: partial(rehearse, name, plan, Path(folder)) for name, plan in sides.items()},
+            said.rounds,
+            cold=said.small,
         )
     report(taken, as_json=said.json, **{f"{name} MB": round(size / 1e6) for name, size in most.items()})
 

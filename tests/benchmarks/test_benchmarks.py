@@ -21,6 +21,12 @@ def test_sides_take_turns() -> None:
     assert [len(values) for values in taken.values()] == [2, 2]  # the first round only warms up
 
 
+def test_a_cold_start_counts_from_the_first_round() -> None:
+    calls: list[str] = []
+    assert timing.interleave({"a": lambda: calls.append("a") or 0.5}, rounds=1, cold=True) == {"a": [0.5]}
+    assert calls == ["a"]
+
+
 def test_a_side_may_say_how_long_its_part_took() -> None:
     assert timing.interleave({"a": lambda: 0.25}, rounds=3) == {"a": [0.25, 0.25, 0.25]}
 
@@ -31,7 +37,7 @@ def test_the_ratio_is_of_medians() -> None:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_a_benchmark_runs(script: Path, root: Path) -> None:
-    command = [sys.executable, str(script), "--rounds", "1", "--json"]
+    command = [sys.executable, str(script), "--rounds", "1", "--small", "--json"]
     environment = os.environ | {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr

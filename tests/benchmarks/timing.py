@@ -14,20 +14,21 @@ __all__ = ["interleave", "options", "ratio", "report"]
 
 
 def options(description: str, rounds: int) -> Namespace:
-    """``--rounds`` and ``--json``, which every benchmark takes."""
+    """``--rounds``, ``--small`` and ``--json``, which every benchmark takes."""
     parser = ArgumentParser(description=description)
     parser.add_argument("--rounds", type=int, default=rounds, help="how often each side has its turn")
+    parser.add_argument("--small", action="store_true", help="a small problem, not warmed up: only to see that it runs")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser.parse_args()
 
 
-def interleave(sides: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+def interleave(sides: Mapping[str, Callable[[], Any]], rounds: int, *, cold: bool = False) -> dict[str, list[float]]:
     """Seconds of each call, or what the call returns where that is a float: seconds of the part that matters.
 
-    The side that goes first changes from round to round; one round before warms up.
+    The side that goes first changes from round to round; one round before warms up, unless ``cold``.
     """
     taken: dict[str, list[float]] = {name: [] for name in sides}
-    for turn in range(rounds + 1):
+    for turn in range(int(cold), rounds + 1):
         order = list(sides)[:: 1 if turn % 2 else -1]
         for name in order:
             start = time.perf_counter()

@@ -8,6 +8,7 @@ Aim: at least 0.97 of the bare loop's tokens per second. On a GPU when there is 
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 from timing import interleave, options, ratio, report
@@ -26,15 +27,16 @@ PLAN = Plan(
     model=MODELS["gpt2-small-text"], tokens=256, micro_batch=4, device=DEVICE,
     optimizer_kind="foreach" if DEVICE == "cuda" else "for-loop",
 )  # fmt: skip
+SMALL = replace(PLAN, model=MODELS["gpt2-tiny"], tokens=32)
 SETTINGS = Training(steps=STEPS, measure_steps=0)
 
 
-def bare(process: Process) -> float:
+def bare(plan: Plan, process: Process) -> float:
     """What one would write by hand; seconds from the end of the first step to the end of the last."""
-    batches = Batches(PLAN, SETTINGS, process)
+    batches = Batches(plan, SETTINGS, process)
     batches.seek(0)
-    prepared = prepare(build(PLAN), PLAN, process.mesh, SETTINGS.seed)
-    model, optimizer, loss_of = prepared.model.train(), prepared.optimizer, criterion(PLAN)
+    prepared = prepare(build(plan), plan, process.mesh, SETTINGS.seed)
+    model, optimizer, loss_of = prepared.model.train(), prepared.optimizer, criterion(plan)
     for step in range(STEPS):
         inputs, targets = batches.get(step, 0)
         loss = loss_of(model(inputs), targets)
@@ -48,10 +50,10 @@ def bare(process: Process) -> float:
     return time.perf_counter() - started
 
 
-def trainers(process: Process) -> float:
+def trainers(plan: Plan, process: Process) -> float:
     """The loop of the trainers, which says a line after each of so few steps."""
     ends: list[float] = []
-    train(PLAN, SETTINGS, process, say=lambda line: ends.append(time.perf_counter()) if "tokens/s" in line else None)
+    train(plan, SETTINGS, process, say=lambda line: ends.append(time.perf_counter()) if "tokens/s" in line else None)
     assert len(ends) == STEPS
     return ends[-1] - ends[0]
 
@@ -60,7 +62,8 @@ if __name__ == "__main__":
     asked = options(str(__doc__), rounds=7)
     torch.set_num_threads(1)
     with join(Rank.from_environment(), DEVICE, SETTINGS.seed) as process:
-        sides = {"the trainers' loop": lambda: trainers(process), "a bare loop": lambda: bare(process)}
-        taken = interleave(sides, asked.rounds)
+        plan = SMALL if asked.small else PLAN
+        sides = {"the trainers' loop": lambda: trainers(plan, process), "a bare loop": lambda: bare(plan, process)}
+        taken = interleave(sides, asked.rounds, cold=asked.small)
     speed = round(1 / ratio(taken, "the trainers' loop", "a bare loop"), 3)
     report(taken, as_json=asked.json, ratio_of_tokens_per_second=speed, aim_at_least=0.97)

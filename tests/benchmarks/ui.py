@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from http.client import HTTPConnection
 from pathlib import Path
@@ -73,7 +74,7 @@ def command(query: str) -> Callable[[], object]:
     return lambda: subprocess.run(call, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
-def measured(rounds: int, port: int, page: Any) -> dict[str, list[float]]:
+def measured(asked: Namespace, port: int, page: Any) -> dict[str, list[float]]:
     taken: dict[str, list[float]] = {}
     for name, query in PLANS.items():
         sides: dict[str, Callable[[], object]] = {
@@ -82,7 +83,7 @@ def measured(rounds: int, port: int, page: Any) -> dict[str, list[float]]:
         }
         if page is not None:
             sides[f"{name}: in the browser"] = browser(page, port, query)
-        taken |= interleave(sides, rounds)
+        taken |= interleave(sides, asked.rounds, cold=asked.small)
     return taken
 
 
@@ -95,7 +96,7 @@ def main() -> None:
             assert serving.stdout is not None
             port = int(serving.stdout.readline().split("/ ")[0].rpartition(":")[2])
             if program is None:
-                taken = measured(asked.rounds, port, None)
+                taken = measured(asked, port, None)
             else:
                 from playwright.sync_api import sync_playwright
 
@@ -103,7 +104,7 @@ def main() -> None:
                     chromium = driver.chromium.launch(executable_path=program, args=FLAGS)
                     page = chromium.new_page()
                     page.set_default_timeout(60_000)
-                    taken = measured(asked.rounds, port, page)
+                    taken = measured(asked, port, page)
                     chromium.close()
         finally:
             serving.terminate()

@@ -127,4 +127,16 @@ FAULTS = [
         right="_read(path).shape if size <= looked_at else _shape(path)",
         wrong="_shape(path)",
     ),
+    Fault(
+        name="a checkpoint's file that is cut off is taken",
+        file="checkpoints.py",
+        right="        if (found := file.stat().st_size) < size:",
+        wrong="        if (found := file.stat().st_size) < 0:",
+    ),
+    Fault(
+        name="a checkpoint's list of another run is taken",
+        file="checkpoints.py",
+        right="    if digest(path) != marker.index and marker.index:",
+        wrong="    if not digest(path):",
+    ),
 ]

@@ -236,10 +236,16 @@ FAULTS = [
         wrong="        self.last_gather = None\n        self._copy_out(unit)\n        self.last_gather = self.gathered",
     ),
     Fault(
-        name="DeepSpeed lays weights out by their units",
+        name="states and DeepSpeed's flat buffers go by units, not in the model's order",
         file="parallel/replicated.py",
         right="    return sorted(weights, key=lambda weight: place.get(weight.name, len(place)))",
         wrong="    return [weight for weight in weights if weight.name in place]",
+    ),
+    Fault(
+        name="a shard's cast copy is of one weight only",
+        file="parallel/fully_shard.py",
+        right="sum(counts.values()), self.low))",
+        wrong="max(counts.values()), self.low))",
     ),
     Fault(
         name="an update on the host has no counter",

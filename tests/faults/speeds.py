@@ -86,6 +86,18 @@ FAULTS = [
         wrong="for row in rows)",
     ),
     Fault(
+        name="a project with many runs outvotes the others in the range of a step's time",
+        file="calibrate/published.py",
+        right="np.array([point.weight**2 for point in clock])",
+        wrong="np.array([1.0 for point in clock])",
+    ),
+    Fault(
+        name="digits with underscores are a number in a published table",
+        file="bench/cells.py",
+        right='re.compile(r"[0-9]{1,15}")',
+        wrong='re.compile(r"[0-9_]{1,15}")',
+    ),
+    Fault(
         name="what was measured on this machine is used for every other",
         file="coefficients.py",
         right='return device == self.device and (device == "cpu" or (gpu is not None and gpu == self.gpu))',

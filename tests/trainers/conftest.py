@@ -7,9 +7,20 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from memcalc import data
+from tests.trainers.runs import EVALUATED
+
 
 @pytest.fixture(autouse=True)
 def denormal_numbers() -> Iterator[None]:
     """A rank that joins in this process flushes numbers close to zero, which other tests draw."""
     yield
     torch.set_flush_denormal(False)
+
+
+@pytest.fixture(autouse=True, scope="package")
+def few_are_evaluated() -> Iterator[None]:
+    """As in the runs that ``runs.run`` starts, against which those in this process are held."""
+    before, data.EVALUATED = data.EVALUATED, EVALUATED
+    yield
+    data.EVALUATED = before

@@ -18,6 +18,7 @@ from tests.trainers import driver
 def tell() -> None:
     """Let every accelerator of this process take the plugin that it is given."""
     import accelerate
+    import deepspeed  # noqa: F401  before the ranks are forked, so that it is loaded once
     from accelerate.state import AcceleratorState, PartialState
     from accelerate.utils import DistributedType
 
@@ -44,4 +45,4 @@ def tell() -> None:
 
 if __name__ == "__main__":
     tell()
-    driver.main(Path(sys.argv[1]))
+    driver.main(int(sys.argv[1]), Path(sys.argv[2]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -49,3 +50,13 @@ def anything_left(mark: Path) -> list[str]:
         except OSError:
             continue
     return [line for line in lines if str(mark) in line]
+
+
+def checkpoints_whole(run: Path) -> int:
+    """How many checkpoints are marked as complete; that they are, and that no weights were left of a run that did not end."""
+    markers = list((run / "checkpoints").glob("step-*/done.json"))
+    for marker in markers:
+        assert json.loads(marker.read_text())["step"] == int(marker.parent.name.removeprefix("step-"))
+        assert (marker.parent / ".metadata").exists()
+    assert not (run / "weights").exists()
+    return len(markers)

@@ -1,4 +1,4 @@
-"""What the tests of the trainers share: plans small enough for two cores, and starting them under torchrun."""
+"""What the tests of the trainers share: plans small enough for two cores, and starting them, many at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ T = TypeVar("T")
 
 ROOT = Path(__file__).parents[2]
 SECONDS = float(os.environ.get("RUN_SECONDS", "400"))
-"""How long one start of torchrun may take; more on a machine that others use as well."""
+"""How long all jobs of one start may take; more on a machine that others use as well."""
+EVALUATED = 16
+"""Samples at most that runs in tests evaluate in the end: as many as ``memcalc.data`` says would take longer than all steps."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "0"]
 
 
@@ -81,10 +83,10 @@ def run(
     path.write_text(json.dumps(described))
     program = str(Path(__file__).with_name(driver))
     done = subprocess.run(
-        [*TORCHRUN, "--nproc-per-node", str(ranks), program, str(path)],
+        [sys.executable, program, str(ranks), str(path)],
         env=environment(), capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr[:6000]  # the rank's traceback comes before torchrun's
+    assert done.returncode == 0, done.stderr[:6000]
     return {name: _read(folder / f"{name}.result", job.plan.ranks) for name, job in jobs.items()}
 
 

@@ -15,7 +15,7 @@ from memcalc.layout import Layout
 from memcalc.measurement import Measurement
 from memcalc.training import Training
 from tests.trainers.matrix import GPT2, HOST, LLAMA, OLD, TIED, Fields, plan
-from tests.trainers.runs import Job, Result, run
+from tests.trainers.runs import Job, Result, run, some
 from trainers.loop import train
 from trainers.process import Rank, join
 
@@ -36,7 +36,9 @@ CLIPPED: dict[str, Fields] = {
 }
 SKIPPING = ("fsdp-full-shard", "fsdp-1", "hybrid")
 """Whose policy has gradients in float16, so large in the first step here that scaled ones overflow on one rank or both."""
-SCALED = ("ddp", "zero-1", "fsdp-full-shard", "fsdp-shard-grad-op", "fsdp-no-shard", "hybrid")
+SCALED = tuple(
+    some(dict.fromkeys(("ddp", "zero-1", "fsdp-full-shard", "fsdp-shard-grad-op", "hybrid", "fsdp-no-shard")), one_in=2)
+)
 """FSDP 1 is not among them: it sums micro batches in float16, and overflows all the same."""
 
 

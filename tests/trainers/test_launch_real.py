@@ -18,20 +18,22 @@ from memcalc.measurement import Measurement
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.training import Training
-from tests.trainers.launched import anything_left, ended, memcalc, ranks_of
+from tests.trainers.launched import anything_left, checkpoints_whole, ended, memcalc, ranks_of
 from tests.trainers.runs import SECONDS
 
 PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-full-shard", ranks=2, device="cpu")
 
+Running = Callable[..., "subprocess.Popen[str]"]
+
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def running(tmp_path: Path) -> Iterator[Running]:
     """Starts a run that would take minutes, and waits until it makes steps."""
     begun: list[subprocess.Popen[str]] = []
 
-    def start() -> subprocess.Popen[str]:
+    def start(*words: object) -> subprocess.Popen[str]:
         PLAN.save(tmp_path / "plan.json")
-        process = memcalc("launch", tmp_path / "plan.json", "--steps", 100_000, "--out", tmp_path / "run")
+        process = memcalc("launch", tmp_path / "plan.json", "--steps", 100_000, "--out", tmp_path / "run", *words)
         begun.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
@@ -43,6 +45,12 @@ def running(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     yield start
     for process in begun:
         process.kill()
+
+
+def wait_for_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
+    while not any((run / "checkpoints").glob("step-*/done.json")):
+        assert process.poll() is None
+        time.sleep(0.1)
 
 
 def test_train_compare_and_resume(tmp_path: Path) -> None:
@@ -103,9 +111,7 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     (tmp_path / "book.txt").write_text("0123456789abcdef" * 2000)
     words = ("--steps", 100_000, "--checkpoint-every", 20, "--seed", 3, "--out", run)
     process = memcalc("launch", plan, "--data", "book.txt", *words, cwd=tmp_path)
-    while not any((run / "checkpoints").glob("step-*/done.json")):
-        assert process.poll() is None
-        time.sleep(0.1)
+    wait_for_checkpoint(process, run)
     process.send_signal(signal.SIGINT)
     _, _, err = ended(process)
     said = re.fullmatch(
@@ -115,6 +121,7 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     )
     assert said, err
     assert Measurement.from_json(run / "run.json").status == "stopped"
+    assert checkpoints_whole(run) > 0
     code, out, _ = ended(memcalc("compare", run))
     assert (code, out.splitlines()[-1]) == (0, "note: the run was stopped before its last step")
     step = int(said[2])
@@ -132,27 +139,33 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     assert (code, out) == (0, f"nothing to do and nothing changed: {at}\n")
 
 
-def test_a_rank_that_is_killed_stops_the_job(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
-    process = running()
-    os.kill(ranks_of(tmp_path / "run")[1], signal.SIGKILL)
+def test_a_rank_that_is_killed_stops_the_job(tmp_path: Path, running: Running) -> None:
+    process, run = running("--checkpoint-every", 3), tmp_path / "run"
+    wait_for_checkpoint(process, run)
+    os.kill(ranks_of(run)[1], signal.SIGKILL)
     code, _, err = ended(process)
     assert code == 1
+    assert checkpoints_whole(run) > 0
+    survivor = (run / "logs" / "rank-0.log").read_text()
+    assert "stopped by SIGTERM" in survivor or "Traceback" in survivor  # told by torchrun, or by the lost connection
+    assert (run / "logs" / "rank-1.log").exists()
     # Either the death itself is reported, or the other rank was quicker to say that its neighbour is gone.
     assert "rank 1 was killed (signal 9)" in err
     assert anything_left(tmp_path) == []
 
 
-def test_a_stopped_run_leaves_nothing(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
+def test_a_stopped_run_leaves_nothing(tmp_path: Path, running: Running) -> None:
     process = running()
     assert set(ranks_of(tmp_path / "run")) == {0, 1}
     process.send_signal(signal.SIGINT)
     code, _, err = ended(process)
     advice = "no checkpoint was written; --checkpoint-every N keeps some"
     assert (code, err) == (130, f"memcalc: stopped by SIGINT; no process of the run is left; {advice}\n")
+    assert "stopped by SIG" in (tmp_path / "run" / "logs" / "rank-0.log").read_text()
     assert anything_left(tmp_path) == []
 
 
-def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, running: Callable[[], subprocess.Popen[str]]) -> None:
+def test_a_launcher_that_is_killed_leaves_nothing(tmp_path: Path, running: Running) -> None:
     process = running()
     process.kill()
     process.communicate(timeout=SECONDS)

@@ -5,6 +5,11 @@ test_matrix.py has four ranks.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
 import pytest
 
 from memcalc.strategies import STRATEGIES
@@ -12,6 +17,25 @@ from tests.trainers.runs import Job, Result, plan, run
 
 PARALLEL = [row.name for row in STRATEGIES.values() if row.parallel and row.plain]
 FAMILIES = ["gpt2-tiny", "llama-tiny", "mlp-tiny"]
+VARIANTS: dict[str, dict[str, Any]] = {
+    "accumulation": {"accumulation": 2},
+    "checkpoint-1": {"checkpoint_every": 1},
+    "checkpoint-2": {"checkpoint_every": 2, "reentrant": True},
+}
+ROUNDED: dict[str, dict[str, Any]] = {"bf16": {"precision": "bf16"}, "amp-bf16": {"precision": "amp-bf16"}}
+
+
+def on_two(variants: Iterable[str]) -> list[tuple[str, str]]:
+    """Strategies with variants: like one colour of a chessboard, so that each meets each second; with ALL_RUNS all."""
+    board = product(enumerate(PARALLEL), enumerate(variants))
+    return [
+        (name, variant)
+        for (row, name), (column, variant) in board
+        if os.environ.get("ALL_RUNS") or (row + column) % 2 == 0
+    ]
+
+
+ON_TWO, PLAIN_ON_TWO, ROUNDED_ON_TWO = on_two(FAMILIES), on_two(VARIANTS), on_two(ROUNDED)
 
 
 @pytest.fixture(scope="module")
@@ -38,18 +62,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
-    jobs = {}
-    for name in PARALLEL:
-        jobs |= {
-            f"{name}-gpt2-tiny": Job(plan(ranks=2, strategy=name)),
-            f"{name}-accumulation": Job(plan(ranks=2, strategy=name, accumulation=2)),
-            f"{name}-checkpoint-1": Job(plan(ranks=2, strategy=name, checkpoint_every=1)),
-            f"{name}-checkpoint-2": Job(plan(ranks=2, strategy=name, checkpoint_every=2, reentrant=True)),
-            f"{name}-bf16": Job(plan(ranks=2, strategy=name, precision="bf16")),
-            f"{name}-amp-bf16": Job(plan(ranks=2, strategy=name, precision="amp-bf16")),
-        }
-    for model in FAMILIES[1:]:
-        jobs |= {f"{name}-{model}": Job(plan(model, ranks=2, strategy=name)) for name in PARALLEL}
+    jobs = {f"{name}-{model}": Job(plan(model, ranks=2, strategy=name)) for name, model in ON_TWO}
+    for name, variant in [*PLAIN_ON_TWO, *ROUNDED_ON_TWO]:
+        jobs[f"{name}-{variant}"] = Job(plan(ranks=2, strategy=name, **(VARIANTS | ROUNDED)[variant]))
     jobs["ddp-views"] = Job(plan(ranks=2, strategy="ddp", bucket_views=True))
     return run(jobs, 2, tmp_path_factory.mktemp("two"))
 
@@ -94,20 +109,17 @@ def test_sixteen_bit_runs_stay_near(one: dict[str, Result], precision: str) -> N
     assert one[precision].losses != one["gpt2-tiny"].losses
 
 
-@pytest.mark.parametrize("model", FAMILIES)
-@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize(("name", "model"), ON_TWO)
 def test_two_ranks(one: dict[str, Result], two: dict[str, Result], name: str, model: str) -> None:
     equal(two[f"{name}-{model}"], one[model])
 
 
-@pytest.mark.parametrize("variant", ["accumulation", "checkpoint-1", "checkpoint-2"])
-@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize(("name", "variant"), PLAIN_ON_TWO)
 def test_variants_on_two_ranks(one: dict[str, Result], two: dict[str, Result], name: str, variant: str) -> None:
     equal(two[f"{name}-{variant}"], one["gpt2-tiny"])
 
 
-@pytest.mark.parametrize("precision", ["bf16", "amp-bf16"])
-@pytest.mark.parametrize("name", PARALLEL)
+@pytest.mark.parametrize(("name", "precision"), ROUNDED_ON_TWO)
 def test_sixteen_bit_on_two_ranks(one: dict[str, Result], two: dict[str, Result], name: str, precision: str) -> None:
     equal(two[f"{name}-{precision}"], one["gpt2-tiny"], places=0.05)
 

@@ -1,21 +1,29 @@
 """Every strategy of torch on 2 and 4 ranks: it learns what one rank learns, holds what was estimated, and goes on from its checkpoint.
 
-Every strategy runs by default on each number of ranks, and with ALL_RUNS more of what they are combined with.
+Every strategy runs by default on each number of ranks, and with ALL_RUNS more of what they are combined with. Runs on two
+ranks also go on with other ranks, layouts and strategies (moves.py), as if nothing had changed.
 """
 
 from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
 
 import pytest
 
 from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.measurement import Measurement
+from memcalc.training import Training
 from tests.trainers.matrix import (
     GPT2,
     HOST,
     LLAMA,
     MLP,
     OLD,
+    STEPS,
+    STOP,
     TIED,
     Fields,
     Runs,
@@ -26,8 +34,12 @@ from tests.trainers.matrix import (
     plan,
     references,
 )
-from tests.trainers.runs import rare
+from tests.trainers.moves import MOVES
+from tests.trainers.runs import ROOT, Job, rare
+from trainers.loop import train
+from trainers.process import Rank, join
 
+SAVED = Path("checkpoints") / f"step-{STOP}"
 PIPED = {"accumulation": 4, "layout": Layout(pipeline=2)}
 HYBRID = {"strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(replicas=2)}
 TWO: dict[str, Fields] = {
@@ -39,7 +51,8 @@ TWO: dict[str, Fields] = {
     "fsdp-no-shard": {"strategy": "fsdp-no-shard"},
     "fsdp-offload": {"strategy": "fsdp-full-shard", "offload": HOST},
     "fsdp-1": {"strategy": "fsdp-full-shard", "fsdp": OLD},
-    "tensor": {"model": LLAMA, "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
+    "tensor": {"model": LLAMA, "layout": Layout(tensor=2)},
+    "sequence": {"model": LLAMA, "layout": Layout(tensor=2, sequence=True), "accumulation": 2},
     "1f1b": PIPED,
     "1f1b-mlp": PIPED | {"model": MLP},
     "gpipe-tied": {"model": TIED, "accumulation": 4, "layout": Layout(pipeline=2, schedule="gpipe")},
@@ -105,14 +118,41 @@ def alone() -> dict[str, Measurement]:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return both({name: plan(2, **fields) for name, fields in TWO.items()}, 2, tmp_path_factory.mktemp("two"))  # type: ignore[arg-type]
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("matrix")
 
 
 @pytest.fixture(scope="module")
-def four(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    plans = {name: plan(4, **fields) for name, fields in FOUR.items()}  # type: ignore[arg-type]
-    return both(plans, 4, tmp_path_factory.mktemp("four"))
+def two(folder: Path) -> Runs:
+    (there := folder / "two").mkdir()
+    return both({name: plan(2, **fields) for name, fields in TWO.items()}, 2, there)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def four(two: Runs, folder: Path) -> Runs:
+    """Beside its own runs, those that go on from two ranks."""
+    (there := folder / "four").mkdir()
+    moved = {
+        f"from {name}": Job(
+            plan(4, **fields), steps=STEPS, out=there / f"from {name}", options=(("resume", True),),  # type: ignore[arg-type]
+            copy=(folder / "two" / name / SAVED, there / f"from {name}" / SAVED),
+        )
+        for name, fields in MOVES.values()
+    }  # fmt: skip
+    return both({name: plan(4, **fields) for name, fields in FOUR.items()}, 4, there, more=moved)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def one(two: Runs, folder: Path) -> dict[str, Measurement]:
+    """What goes on from two ranks alone."""
+    found = {}
+    settings = Training(steps=STEPS, measure_steps=0, learning_rate=1e-3, resume=True)
+    with join(Rank(rank=0, local=0, world=1), "cpu", 0) as process:
+        for name, _ in MOVES.values():
+            out = folder / "one" / name
+            shutil.copytree(folder / "two" / name / SAVED, out / SAVED)
+            found[name] = train(plan(1, model=two.plans[name].model), settings, process, out=out)
+    return found
 
 
 @pytest.mark.parametrize("name", TWO)
@@ -127,6 +167,21 @@ def test_four_ranks(four: Runs, alone: dict[str, Measurement], name: str) -> Non
     check_losses(four, name, alone)
     check_peak(four, name, 1.0)
     check_resumed(four, name)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in MOVES.values()])
+def test_a_run_goes_on_with_other_ranks(two: Runs, four: Runs, one: dict[str, Measurement], name: str) -> None:
+    wanted, moved = two.whole[name], four.resumed[f"from {name}"]
+    assert len(wanted.losses) == STEPS
+    for losses, evaluation in ((moved.losses, moved.evaluation), (one[name].losses, one[name].evaluation_loss)):
+        assert losses == pytest.approx(wanted.losses, abs=5e-5, rel=0)
+        assert evaluation == pytest.approx(wanted.evaluation, abs=5e-5, rel=0)
+
+
+def test_the_docs_promise_these_moves() -> None:
+    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    table = text.partition("| on 2 ranks | on 4 ranks |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| ([^|-][^|]*?) \| ([^|]*?) \|", table, re.MULTILINE) == list(MOVES)
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from tests.trainers.runs import SECONDS
 PLAN = Plan(
     model=MODELS["gpt2-tiny"], tokens=64, micro_batch=2, strategy="fsdp-full-shard", ranks=2, device="cpu", dropout=0.1
 )
-STEPS = 80
-WORDS = ("--steps", STEPS, "--checkpoint-every", 20, "--keep-checkpoints", 2)
+STEPS = 48
+WORDS = ("--steps", STEPS, "--checkpoint-every", 12, "--keep-checkpoints", 2)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def undisturbed(plan: Path, tmp_path_factory: pytest.TempPathFactory) -> list[fl
     run = tmp_path_factory.mktemp("undisturbed") / "run"
     code, _, err = ended(memcalc("launch", plan, *WORDS, "--out", run))
     assert code == 0, err
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-60", "step-80"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["step-36", "step-48"]
     return losses(run)
 
 
