@@ -46,6 +46,7 @@ def examine(
         doctor_system.port(_port(environ)),
         doctor_system.host(),
         *doctor_system.compiler(environ),
+        *doctor_system.nvme_library(environ),
         *doctor_system.left_locks(environ, root),
         doctor_system.libraries(),
         doctor_system.disk(folder),

@@ -135,6 +135,19 @@ def compiler(environ: Mapping[str, str], which: Callable[[str], str | None] = sh
     yield Finding(what="ninja", status=OK if ninja else needs, found=ninja or "none", cure="" if ninja else cure)
 
 
+def nvme_library(environ: Mapping[str, str], asks: Callable[[], bool] = extensions.has_libaio) -> Iterator[Finding]:
+    """What offload to NVMe is built with; only where DeepSpeed is, which offloads there."""
+    if not _installed("deepspeed"):
+        return
+    if extensions.built("async_io", environ):
+        yield Finding(what="libaio", status=OK, found="DeepSpeed's async_io is built")
+    elif asks():
+        yield Finding(what="libaio", status=OK, found="there, to build DeepSpeed's async_io with")
+    else:
+        cure = f"only for offload to NVMe: {extensions.LIBAIO}"
+        yield Finding(what="libaio", status=WARNING, found="none", cure=cure)
+
+
 def left_locks(environ: Mapping[str, str], root: Path) -> Iterator[Finding]:
     """Locks of builds that were killed; only where there are any."""
     if locks := extensions.stale(environ, root):

@@ -7,15 +7,22 @@ Whoever builds one holds ``OP/lock`` open below the cache; all others wait until
 from __future__ import annotations
 
 import os
+import shlex
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["DEEPSPEED_OPS", "blocking", "cache", "cure", "stale"]
+__all__ = ["DEEPSPEED_OPS", "LIBAIO", "SWAP_OPS", "blocking", "built", "cache", "cure", "has_libaio", "stale"]
 
 DEEPSPEED_OPS = ("deepspeed_shm_comm",)
 """What DeepSpeed builds for memcalc's runs on a CPU (op_builder/cpu/comm.py); their optimizers are torch's."""
+SWAP_OPS = ("pin_memory", "async_io")
+"""What it builds for offload to NVMe, on GPUs too (op_builder/async_io.py, op_builder/pin_memory.py)."""
+LIBAIO = "apt-get install libaio-dev (dnf install libaio-devel)"
+"""How what async_io is built with is installed."""
 _LONGEST_BUILD = 1800.0
 """Seconds after which a lock counts as left behind where nothing says who holds it."""
 
@@ -51,13 +58,41 @@ def stale(environ: Mapping[str, str] = os.environ, root: Path = Path("/"), now: 
     return sorted(found)
 
 
-def blocking(environ: Mapping[str, str] = os.environ, root: Path = Path("/")) -> list[Path]:
-    """Stale locks on which a run of DeepSpeed under this Python would wait for ever."""
+def built(op: str, environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an extension has been built for some Python already."""
+    top = cache(environ)
+    return any(path.is_file() for path in (*top.glob(f"{op}/{op}.so"), *top.glob(f"*/{op}/{op}.so")))
+
+
+def has_libaio() -> bool:
+    """Whether a program with libaio compiles and links, which is what DeepSpeed asks (op_builder/async_io.py)."""
+    flags = [word for name in ("CFLAGS", "LDFLAGS") for word in shlex.split(os.environ.get(name, ""))]
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "asks.cpp"
+        source.write_text("#include <libaio.h>\nint main() { return io_destroy(nullptr); }\n")
+        words = [
+            *shlex.split(os.environ.get("CXX") or "c++"),
+            str(source),
+            *flags,
+            "-laio",
+            "-o",
+            str(Path(folder) / "asks"),
+        ]
+        try:
+            return subprocess.run(words, capture_output=True, check=False).returncode == 0
+        except OSError:
+            return False
+
+
+def blocking(
+    environ: Mapping[str, str] = os.environ, root: Path = Path("/"), ops: tuple[str, ...] = DEEPSPEED_OPS
+) -> list[Path]:
+    """Stale locks on which a run of DeepSpeed under this Python, which uses ``ops``, would wait for ever."""
     here = f"py{sys.version_info.major}{sys.version_info.minor}"
     top = cache(environ)
     return [
         lock for lock in stale(environ, root)
-        if lock.parent.name in DEEPSPEED_OPS and (lock.parents[1] == top or lock.parents[1].name.startswith(here))
+        if lock.parent.name in ops and (lock.parents[1] == top or lock.parents[1].name.startswith(here))
     ]  # fmt: skip
 
 

@@ -17,6 +17,8 @@ from memcalc.spec import Weight
 __all__ = ["HostTensor", "host_tensors", "pinned"]
 
 FLOAT = DTYPE_BYTES["float32"]
+# deepspeed/runtime/swap_tensor/utils.py, MIN_AIO_BYTES and AIO_ALIGNED_BYTES: what is smaller stays in memory.
+LEAST_SWAPPED, ALIGNED = 2**20, 1024
 
 
 class HostTensor(NamedTuple):
@@ -25,11 +27,13 @@ class HostTensor(NamedTuple):
     name: str
     size: int
     pinned: bool
+    apart: bool = False
+    """Memory that torch knows nothing of: DeepSpeed's async_io locks pages of its own."""
 
     @property
     def held(self) -> int:
         """Bytes taken for it."""
-        return pinned(self.size) if self.pinned else self.size
+        return pinned(self.size) if self.pinned and not self.apart else self.size
 
 
 def pinned(size: int) -> int:
@@ -105,21 +109,41 @@ def _zero_3(plan: Plan, weights: list[Weight]) -> list[HostTensor]:
         kept = total if offload.parameters == "cpu" else min(total, offload.max_in_cpu)
         found.append(HostTensor("partitions of weights", low * kept, True))
     if offload.parameters == "nvme":
-        found.append(
-            HostTensor(
-                "swap buffers for weights", low * offload.parameter_buffers * offload.parameter_buffer_size, True
-            )
-        )
+        found += _left_in_memory(weights, plan, low, kept)
+        buffers = offload.parameter_buffers * _aligned(offload.parameter_buffer_size, low)
+        found.append(HostTensor("swap buffers for weights", low * buffers, True, apart=True))
     if offload.optimizer == "none":
         return found
     summed = FLOAT if plan.deepspeed.grad_accum_dtype == "float32" else low
     found.append(HostTensor("gradient partitions", summed * total, pin))
     if offload.optimizer == "nvme":
-        found.append(HostTensor("swap buffers for states", FLOAT * offload.optimizer_buffers * max(groups), True))
-        return found
+        buffers = offload.optimizer_buffers * _aligned(max(groups), FLOAT)
+        found.append(HostTensor("swap buffers for states", FLOAT * buffers, True, apart=True))
+        groups = [size for size in groups if FLOAT * size < LEAST_SWAPPED]
     for index, size in enumerate(groups):
         found += [
             HostTensor(f"{name} of group {index}", FLOAT * size, False) for name in ("masters", "moment", "moment")
         ]
         found.append(HostTensor(f"float32 gradient of group {index}", FLOAT * size, pin))
     return found
+
+
+def _left_in_memory(weights: list[Weight], plan: Plan, low: int, kept: int) -> list[HostTensor]:
+    """Partitions too small to be swapped, of groups that have no place in the flat buffer of ``kept`` elements
+    (stage3.py, ``_create_fp16_partitions_with_defragmentation``; partition_parameters.py, ``_partition_param``)."""
+    found: list[HostTensor] = []
+    end, place = 0, iter(weights)
+    for size in sub_groups(weights, plan.shards, plan.deepspeed.sub_group_size):
+        end += size
+        group: list[tuple[str, int]] = []
+        while sum(part for _, part in group) < size:
+            weight = next(place)
+            group.append((weight.name, -(-weight.numel // plan.shards)))
+        if end > kept:
+            found += [HostTensor(name, low * part, True) for name, part in group if low * part < LEAST_SWAPPED]
+    return found
+
+
+def _aligned(elements: int, itemsize: int) -> int:
+    step = ALIGNED // itemsize
+    return -(-elements // step) * step

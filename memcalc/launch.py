@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -24,7 +25,7 @@ from memcalc.hyperparameters import check_coefficients, check_scaling
 from memcalc.named_code import code_options
 from memcalc.plan import Plan
 from memcalc.run_folder import check_folder, check_space, ended, held, prepare, sweep
-from memcalc.runnable import require_accelerate, require_engine
+from memcalc.runnable import require_accelerate, require_engine, require_swap
 from memcalc.sound import unheard
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
@@ -136,6 +137,8 @@ def _run(
         ended(out, "stopped")
         raise preempted(out, stopped.signal) or Stopped(stopped.signal, how_to_go_on(out)) from None
     finally:
+        if (swapped := swap_folder(training, out)) is not None:
+            shutil.rmtree(swapped, ignore_errors=True)
         if plan.nodes == 1:  # ranks of other machines may still be writing
             sweep(out)
     if code:
@@ -144,8 +147,17 @@ def _run(
     return Run(out=out, seconds=time.monotonic() - started)
 
 
+def swap_folder(training: Training, out: Path) -> Path | None:
+    """The run's own folder below the one for NVMe: DeepSpeed empties what it finds there."""
+    if training.nvme_path is None:
+        return None
+    place = out.absolute()
+    return training.nvme_path.absolute() / f"memcalc-{place.name}-{zlib.crc32(bytes(place)):08x}"
+
+
 def torchrun(plan: Plan, training: Training, place: Place, out: Path) -> list[str]:
     """The call that starts this machine's ranks of a plan."""
+    training = replace(training, nvme_path=swap_folder(training, out))
     words = [str(out / "plan.json"), str(out), *training.arguments(), *code_options(plan)]
     if plan.nodes == 1:
         return command(plan.processes, TRAINERS, *words, restarts=place.restarts)
@@ -181,11 +193,15 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
     """Everything that can be known before a process starts; returns warnings, raises MemcalcError."""
     require_torch()
     require_engine(plan)
+    if plan.offload.swaps:
+        require_swap(plan, training.nvme_path)
     if training.accelerate:
         require_accelerate(plan)
     check_plan(plan, out=out, training=training, place=place)
     check_space(plan, out)
     idle = [f"the plan says what changes nothing: {said}" for said in unheard(plan)]
+    if training.nvme_path is not None and not plan.offload.swaps:
+        idle.append("nothing of this plan is offloaded to NVMe; --nvme-path is not used")
     return [*_check_machine(plan), *_other_steps(plan, out, training), *idle]
 
 

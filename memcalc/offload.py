@@ -40,7 +40,7 @@ class Offload(Group):
         names = [field.name for field in dataclasses.fields(self) if field.name not in ("optimizer", "parameters")]
         if not self.on:
             return dict.fromkeys(names, "is for offload; add --offload-optimizer cpu or nvme")
-        if "nvme" in (self.optimizer, self.parameters):
+        if self.swaps:
             return {}
         return dict.fromkeys(names[1:], "is for NVMe; take --offload-optimizer nvme")
 
@@ -58,10 +58,6 @@ class Offload(Group):
         if plan.device != "cuda" and (row.gathers and plan.fsdp.version == "1"):
             raise PlanError(
                 "FSDP 1 pins what it offloads, which takes a GPU; take --fsdp-version 2, or leave offload out"
-            )
-        if plan.device != "cuda" and "nvme" in (self.optimizer, self.parameters):
-            raise PlanError(
-                "offload to NVMe is from a GPU by way of its host; take --device cuda, or --offload-optimizer cpu"
             )
         if row.gathers:
             if (self.optimizer, self.parameters) != ("cpu", "cpu"):
@@ -83,7 +79,23 @@ class Offload(Group):
         if self.optimizer != "none" and plan.optimizer not in ("adam", "adamw"):
             raise PlanError(f"DeepSpeed updates offloaded states with its CPU Adam, not {plan.optimizer}; take adamw")
 
+    @property
+    def swaps(self) -> bool:
+        """Anything is offloaded to NVMe."""
+        return "nvme" in (self.optimizer, self.parameters)
+
     def untrained(self, plan: Plan) -> str:
-        if "nvme" in (self.optimizer, self.parameters):
-            return "with offload to NVMe, for which DeepSpeed builds its async_io with libaio on a machine with a GPU; take cpu"
+        if self.parameters != "nvme" or not plan.strategy_row.zero_stage:
+            return ""
+        if plan.device == "cpu" and plan.precision_row.weights != "bfloat16":
+            # partition_parameters.py, _set_dtype: where the device has no fp16, bfloat16 whatever is said.
+            return (
+                f"with {plan.precision} parameters on NVMe from a CPU, which DeepSpeed makes bfloat16; take bf16-master"
+            )
+        largest = max(-(-weight.numel // plan.shards) for weight in plan.weights)
+        if largest > self.parameter_buffer_size:  # partitioned_param_swapper.py, get_buffer
+            return (
+                f"with swap buffers of {self.parameter_buffer_size} elements for a partition of {largest}; give "
+                f"--offload-parameter-buffer-size {largest}"
+            )
         return ""

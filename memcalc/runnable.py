@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import resource
 import shutil
+from pathlib import Path
 
 from memcalc import extensions
-from memcalc.errors import PlanError, RunError
+from memcalc.errors import FileError, PlanError, RunError
+from memcalc.host import LEAST_SWAPPED, host_tensors
 from memcalc.plan import Plan
+from memcalc.precision import DTYPE_BYTES
+from memcalc.units import format_bytes
 
-__all__ = ["require_accelerate", "require_engine"]
+__all__ = ["lost_gradient", "require_accelerate", "require_engine", "require_swap", "sector", "swapped_bytes"]
 
 _LEAVE_OUT = "leave out --accelerate"
 
@@ -36,6 +42,87 @@ def require_engine(plan: Plan) -> None:
             f"a build of DeepSpeed's was killed and left a lock on which {plan.strategy} would wait for ever: "
             f"{extensions.cure(left)}"
         )
+
+
+def require_swap(plan: Plan, folder: Path | None) -> None:
+    """Raises MemcalcError where a plan that offloads to NVMe cannot: no folder, no room, no libaio to build async_io with."""
+    if folder is None:
+        raise PlanError("the plan offloads to NVMe; give --nvme-path DIR, a folder on that disk")
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        raise FileError(f"--nvme-path {folder} is no folder that can be written; make it, or name another")
+    needed, free = swapped_bytes(plan) // plan.nodes, shutil.disk_usage(folder).free
+    if free < needed:
+        raise FileError(f"{folder} has {format_bytes(free)} left; what is offloaded to it takes {format_bytes(needed)}")
+    if lost := lost_gradient(plan, sector(folder)):
+        raise PlanError(
+            f"DeepSpeed would train without the gradient of {lost}: direct I/O cannot read it back to where it belongs, which "
+            "DeepSpeed does not notice; take another number of ranks, or --offload-optimizer cpu"
+        )
+    locked, limit = (
+        sum(each.size for each in host_tensors(plan) if each.apart),
+        resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+    )
+    if os.geteuid() and limit != resource.RLIM_INFINITY and limit < locked:
+        raise RunError(
+            f"DeepSpeed locks {format_bytes(locked)} of swap buffers in memory and may lock {format_bytes(limit)}: raise "
+            "ulimit -l, or take fewer and smaller buffers (--offload-parameter-buffers, --offload-parameter-buffer-size)"
+        )
+    if left := extensions.blocking(ops=extensions.SWAP_OPS):
+        raise RunError(f"a build for offload to NVMe was killed and left a lock: {extensions.cure(left)}")
+    if not extensions.built("async_io") and not extensions.has_libaio():
+        raise RunError(f"offload to NVMe needs libaio, which DeepSpeed builds its async_io with: {extensions.LIBAIO}")
+
+
+def lost_gradient(plan: Plan, block: int) -> str:
+    """The first weight whose gradient cannot be read back from NVMe; blank where all can.
+
+    partitioned_optimizer_swapper.py, ``_swap_in_pinned_gradients``, reads each with O_DIRECT to its place in its group, which
+    has to be a multiple of the disk's block; else the read fails, and ``aio_handle.wait`` counts it as done all the same (seen
+    with DeepSpeed 0.19.8). Pieces below 1 MiB stay in memory.
+
+    >>> from memcalc.models import Model
+    >>> from memcalc.offload import Offload
+    >>> def wide(hidden):
+    ...     model = Model(name="wide", family="mlp", layers=2, hidden=hidden, features=hidden, classes=2)
+    ...     return Plan(model=model, micro_batch=1, ranks=2, strategy="deepspeed-3", offload=Offload(optimizer="nvme"))
+    >>> lost_gradient(wide(1024), 512), lost_gradient(wide(1000), 512)
+    ('', 'layers.1.linear.weight')
+    """
+    if plan.offload.optimizer != "nvme":
+        return ""
+    itemsize, offset = DTYPE_BYTES["float32"], 0
+    for weight in plan.weights:
+        part = -(-weight.numel // plan.shards)
+        if itemsize * part >= LEAST_SWAPPED and itemsize * offset % block:
+            return weight.name
+        offset += part
+        if offset >= plan.deepspeed.sub_group_size:
+            offset = 0
+    return ""
+
+
+def sector(folder: Path) -> int:
+    """Bytes of a logical block of the disk that a folder is on; 512 where the system does not say."""
+    device = os.stat(folder).st_dev
+    place = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").resolve()
+    for disk in (place, place.parent):  # of a partition the disk says it
+        with contextlib.suppress(OSError, ValueError):
+            return int((disk / "queue/logical_block_size").read_text())
+    return 512
+
+
+def swapped_bytes(plan: Plan) -> int:
+    """What all ranks have on NVMe, at the least: masters, two moments and gradients in float32, and weights.
+
+    >>> from memcalc.models import MODELS
+    >>> from memcalc.offload import Offload
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=8, micro_batch=1, strategy="deepspeed-3", offload=Offload(optimizer="nvme"))
+    >>> swapped_bytes(plan) == 16 * 124_439_808
+    True
+    """
+    count = sum(weight.numel for weight in plan.weights)
+    states = 4 * DTYPE_BYTES["float32"] if plan.offload.optimizer == "nvme" else 0
+    return count * (states + (DTYPE_BYTES[plan.precision_row.weights] if plan.offload.parameters == "nvme" else 0))
 
 
 def require_accelerate(plan: Plan) -> None:

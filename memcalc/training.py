@@ -59,6 +59,8 @@ class Training:
     What is not among them is torch's default."""
     scaling: str = ""
     """How a 16-bit loss is scaled, as the block ``fp16`` of DeepSpeed's files says it, in JSON."""
+    nvme_path: Path | None = None
+    """A folder on a disk for what DeepSpeed offloads to NVMe; a run makes one of its own in it, and removes it at the end."""
     accelerate: bool = False
     """The strategy is put around the model by accelerate."""
     resume: bool = False
@@ -103,9 +105,9 @@ class Training:
             "steps", "seed", "learning_rate", "clip", "eval_every", "checkpoint_every", "measure_steps", "keep_checkpoints",
         )  # fmt: skip
         words = [word for name in names for word in (f"--{name.replace('_', '-')}", str(getattr(self, name)))]
-        for name in ("data", "tokenizer"):
+        for name in ("data", "tokenizer", "nvme_path"):
             if getattr(self, name) is not None:
-                words += [f"--{name}", str(getattr(self, name))]
+                words += [f"--{name.replace('_', '-')}", str(getattr(self, name))]
         for name in ("schedule", "coefficients", "scaling"):
             words += [f"--{name}", getattr(self, name)] if getattr(self, name) else []
         return words + [f"--{name}" for name in ("accelerate", "resume") if getattr(self, name)]
@@ -127,7 +129,9 @@ class Training:
         found = read_json(path, str(path))
         if not isinstance(found, dict) or found.pop("memcalc_training", None) != TRAINING_VERSION:
             raise FileError(f"{path} does not say how a run is trained; launch writes it")
-        paths = {name: Path(found[name]) for name in ("data", "tokenizer") if isinstance(found.get(name), str)}
+        paths = {
+            name: Path(found[name]) for name in ("data", "tokenizer", "nvme_path") if isinstance(found.get(name), str)
+        }
         return found | paths
 
     def rate_at(self, step: int) -> float:

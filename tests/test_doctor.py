@@ -139,6 +139,20 @@ def test_a_compiler_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each.found for each in there] == ["/opt/icpx", "/opt/ninja"]
 
 
+def test_what_offload_to_nvme_is_built_with(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path)}
+    monkeypatch.setattr(doctor_system, "_installed", lambda name: None)
+    assert not list(doctor_system.nvme_library(environ, lambda: pytest.fail("asked without DeepSpeed")))
+    monkeypatch.setattr(doctor_system, "_installed", lambda name: "0.19")
+    (lacks,) = doctor_system.nvme_library(environ, lambda: False)
+    assert lacks.status == "warning" and "apt-get install libaio-dev" in lacks.cure
+    assert [each.status for each in doctor_system.nvme_library(environ, lambda: True)] == ["ok"]
+    (tmp_path / "async_io").mkdir()
+    (tmp_path / "async_io" / "async_io.so").touch()
+    (built,) = doctor_system.nvme_library(environ, lambda: False)
+    assert (built.status, built.found) == ("ok", "DeepSpeed's async_io is built")
+
+
 def test_settings_that_change_a_run_unseen() -> None:
     environ = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segment:True", "NCCL_P2P_DISABLE": "1", "NCCL_IB_DISABLE": "0",
                "CUDA_VISIBLE_DEVICES": ""}  # fmt: skip

@@ -42,6 +42,7 @@ __all__ = ["main", "read_plan"]
 @click.option("--scaling", default="", help="How losses are scaled, as a DeepSpeed file says it, in JSON.")
 @click.option("--module", help="The code of a module that the plan runs, named once more.")
 @click.option("--sample", help="The code that makes its batches, named once more.")
+@click.option("--nvme-path", type=click.Path(path_type=Path), help="A folder for what is offloaded to NVMe.")
 @click.option("--accelerate", is_flag=True, help="Let accelerate put the strategy around the model.")
 @click.option("--resume", is_flag=True, help="Go on from the newest complete checkpoint in OUT.")
 @click.option(

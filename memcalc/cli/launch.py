@@ -83,6 +83,7 @@ of them share.
 @click.option(
     "--clip", type=float, default=1.0, show_default=True, help="Largest norm of the gradients; 0 leaves them."
 )
+@click.option("--nvme-path", type=File(), metavar="DIR", help="A folder on a disk, for plans that offload to NVMe.")
 @click.option(
     "--accelerate", is_flag=True, help="Let accelerate's Accelerator.prepare put the strategy around the model."
 )
@@ -204,7 +205,8 @@ def command(
 
 _TRAINING = (
     "data", "tokenizer", "steps", "resume", "seed", "learning_rate", "clip", "eval_every", "save_every", "measure_steps",
-    "keep_checkpoints", "schedule", "coefficients", "scaling", "accelerate",
+    "keep_checkpoints", "schedule", "coefficients", "scaling", "nvme_path",
+    "accelerate",
 )  # fmt: skip
 """Options that say how to train, by their parameters' names."""
 _FIELDS = {"save_every": "checkpoint_every"}
@@ -218,7 +220,7 @@ def _plan(
     if config is not None:
         model = None if plan is None else ModelName("model", MODELS).read(str(plan), "MODEL")
         what, found = configured(config, {**words, "model": model}, scale)
-        return what, {name: Path(value) if name == "out" else value for name, value in found.items()}
+        return what, {name: Path(value) if name in ("out", "nvme_path") else value for name, value in found.items()}
     refuse_without_config(scale)
     if plan is None:
         raise InputError("give PLAN.json, as recommend --save-plan writes it, or a MODEL with --config FILE")

@@ -6,6 +6,7 @@ from typing import Any
 
 from memcalc.configs.accelerate_layout import SAYS, written_layout
 from memcalc.configs.accelerate_yaml import PREFETCH, SHARDING
+from memcalc.configs.deepspeed_write import LOCAL_NVME
 from memcalc.configs.text import dump_yaml
 from memcalc.errors import PlanError
 from memcalc.plan import Plan
@@ -104,5 +105,5 @@ def _deepspeed(plan: Plan, training: Training) -> dict[str, Any]:
     }
     for part, place in (("optimizer", plan.offload.optimizer), ("param", plan.offload.parameters)):
         if place == "nvme":
-            block[f"offload_{part}_nvme_path"] = "/local_nvme"
+            block[f"offload_{part}_nvme_path"] = str(training.nvme_path or LOCAL_NVME)
     return block | ({"zero3_init_flag": plan.startup.build == "shards"} if plan.strategy_row.zero_stage == 3 else {})

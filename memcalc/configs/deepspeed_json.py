@@ -80,7 +80,7 @@ def read(tree: Any, name: str) -> LaunchFile:
     fields["update.clip"] = clip > 0
     rate = found.get("optimizer.params.lr")
     trains = _schedule(found, name) | ({"learning_rate": float(rate)} if rate not in (None, AUTO) else {})
-    trains |= _coefficients(found, name) | _scaling(found, precision, name)
+    trains |= _coefficients(found, name) | _scaling(found, precision, name) | _disk(found, fields, name)
     keys = {
         "train": "train_batch_size",
         "micro": "train_micro_batch_size_per_gpu",
@@ -117,6 +117,17 @@ def _schedule(found: Checked, name: str) -> dict[str, str]:
     except InputError as error:
         raise FileError(f"{name}: {error}") from None
     return {"schedule": text}
+
+
+def _disk(found: Checked, fields: dict[str, Any], name: str) -> dict[str, str]:
+    """The folder for what is offloaded to NVMe; memcalc's runs have one for both."""
+    places = {"optimizer": "offload.optimizer", "param": "offload.parameters"}
+    paths = [
+        found.values[f"{ZERO}.offload_{part}.nvme_path"] for part, field in places.items() if fields[field] == "nvme"
+    ]
+    if len(set(paths)) > 1:
+        found.notes.append(f"{name}: nvme_path differs for optimizer and parameters; {paths[0]} is taken for both")
+    return {"nvme_path": paths[0]} if paths else {}
 
 
 def _coefficients(found: Checked, name: str) -> dict[str, str]:

@@ -14,9 +14,11 @@ from memcalc.offload import Offload
 from memcalc.plan import Plan
 from memcalc.training import Training
 
-__all__ = ["render"]
+__all__ = ["LOCAL_NVME", "render"]
 
 _MOMENTUM = 0.9
+LOCAL_NVME = "/local_nvme"
+"""What is written where no folder is said: that of DeepSpeed's own examples."""
 _DECAY = 0.01
 """What memcalc's own runs take where nothing else is said (trainers/optimizers.py); torch's default of AdamW."""
 
@@ -37,7 +39,7 @@ def render(plan: Plan, training: Training | None = None) -> str:
         "gradient_clipping": (training.clip or 1.0) if plan.update.clip else 0.0,
         "fp16": {"enabled": True} | scaling if plan.precision == "fp16-master" else {"enabled": False},
         "bf16": {"enabled": plan.precision == "bf16-master"},
-        ZERO: _zero(plan, stage),
+        ZERO: _zero(plan, stage, training),
         "optimizer": _written(plan, training),
     }
     if training.schedule:
@@ -48,7 +50,7 @@ def render(plan: Plan, training: Training | None = None) -> str:
     return json.dumps(tree, indent=2) + "\n"
 
 
-def _zero(plan: Plan, stage: int) -> dict[str, Any]:
+def _zero(plan: Plan, stage: int, training: Training) -> dict[str, Any]:
     zero: dict[str, Any] = {"stage": stage}
     usual = DeepSpeed()
     for key, field in KNOBS.items():
@@ -60,7 +62,7 @@ def _zero(plan: Plan, stage: int) -> dict[str, Any]:
             continue
         block: dict[str, Any] = {"device": place, "pin_memory": plan.offload.pin_memory}
         if place == "nvme":
-            block["nvme_path"] = "/local_nvme"
+            block["nvme_path"] = str(training.nvme_path or LOCAL_NVME)
         for key, field in PLACES.items():
             if f"offload_{part}." in key and getattr(plan.offload, field) != getattr(Offload(), field):
                 block[key.rpartition(".")[2]] = getattr(plan.offload, field)

@@ -63,7 +63,8 @@ class Replicated:
             self.optimizer_states()
         if self.plan.device == "cpu" and self.plan.strategy_row.zero_stage:
             for tensor in host_tensors(self.plan):
-                self.hold(tensor.name, (tensor.size,), "optimizer", "uint8")
+                if not tensor.apart:
+                    self.hold(tensor.name, (tensor.size,), "optimizer", "uint8")
             for _ in range(self.updates_on_host()):  # torch's Adam keeps one for each tensor that it updates
                 self.hold("step counter", (1,), "optimizer", "float32")
         if self.plan.update.ema != "none":  # torch/optim/swa_utils.py, AveragedModel: a deep copy

@@ -126,11 +126,17 @@ class Zero3(Replicated):
         if self.summed != self.dtype:
             parts = [self.temporary(f"{w.name} part", self.part(w), self.summed) for w in self.bucket]
             parts.clear()
+        wide: list[Storage] = []
         if self.offload.optimizer != "none" and not self.plan.family.opaque:
-            largest = max(map(self.part, self.bucket))
-            norm = self.temporary("float64 gradient for its norm", 8 * largest, "uint8")
-            del norm
+            # _offload_grad_partition_at_boundary: one by one, and for NVMe written when the bucket is through.
+            swaps = self.offload.optimizer == "nvme" and self.summed != "float32"
+            for weight in self.bucket:
+                norm = self.temporary("float64 gradient for its norm", 8 * self.part(weight), "uint8")
+                del norm
+                if swaps:
+                    wide.append(self.temporary(f"{weight.name} part, float32", self.part(weight), "float32"))
         del copy
+        wide.clear()
         self.waiting.clear()
         self.bucket.clear()
         self.filled = 0

@@ -52,6 +52,8 @@ def run(job: dict, process: Process) -> None:
     settings = dict(job["settings"])
     if "data" in settings:
         settings["data"] = Path(settings["data"])
+    if settings.get("nvme_path"):
+        settings["nvme_path"] = Path(settings["nvme_path"])
     out = Path(job["out"]) if job["out"] else None
     measurement = train(Plan.from_dict(job["plan"]), Training(**settings), process, out=out)
     result = Path(job["result"])

@@ -39,6 +39,7 @@ PLAN = Plan(
 def zeros(draw: st.DrawFn) -> Plan:
     stage = draw(st.integers(0, 3))
     places = ["none", "cpu"] if stage else ["none"]
+    places += ["nvme"] if stage == 3 else []
     offload = Offload(
         optimizer=draw(st.sampled_from(places)),
         parameters=draw(st.sampled_from(places)) if stage == 3 else "none",
@@ -55,7 +56,8 @@ def zeros(draw: st.DrawFn) -> Plan:
 @given(zeros())
 def test_what_deepspeed_is_given_says_the_plan(plan: Plan) -> None:
     """Read as somebody's DeepSpeed file, it is the same plan, but for the optimizer, which is handed over itself."""
-    training = Training(scaling='{"hysteresis": 3}' if plan.precision == "fp16-master" else "")
+    disk = Path("/disk") if plan.offload.swaps else None
+    training = Training(scaling='{"hysteresis": 3}' if plan.precision == "fp16-master" else "", nvme_path=disk)
     given_over = configuration(plan, training)
     file = deepspeed_json.read(json.loads(json.dumps(given_over)), "given over")
     found = settle(file, {"ranks": plan.ranks}, plan.model)
@@ -66,6 +68,10 @@ def test_what_deepspeed_is_given_says_the_plan(plan: Plan) -> None:
         name: value for name, value in {**before, **overlap}.items() if name not in beside
     }
     assert found.training.get("scaling") == (training.scaling or None)
+    assert found.training.get("nvme_path") == (disk and str(disk))
+    if disk:
+        with pytest.raises(RunError, match="needs a folder on a disk; give --nvme-path DIR"):
+            configuration(plan, replace(training, nvme_path=None))
 
 
 def test_losses_are_scaled_as_the_file_says() -> None:

@@ -16,9 +16,11 @@ import pytest
 from memcalc.compare import STATES, exact
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import RunError
+from memcalc.extensions import built, has_libaio
 from memcalc.fsdp import Fsdp
 from memcalc.loss import Loss
 from memcalc.measurement import Measurement
+from memcalc.models import Model
 from memcalc.offload import Offload
 from memcalc.plan import Plan
 from memcalc.training import Training
@@ -45,6 +47,13 @@ from trainers.process import Rank, join
 
 need("deepspeed", "accelerate")
 
+WIDE = Model(
+    name="wide-gpt2", family="gpt2", layers=2, hidden=512, heads=8, kv_heads=8, ffn=2048, vocab=512, context=64, tied=True
+)  # fmt: skip
+"""Its partitions are large enough to be swapped, from 1 MiB on."""
+SWAPPED = Offload(
+    optimizer="nvme", parameters="nvme", parameter_buffers=12, parameter_buffer_size=600_000, max_in_cpu=0
+)
 STATES_ON_HOST = Offload(optimizer="cpu")
 BF16 = {"precision": "bf16-master"}
 TWO: dict[str, Fields] = {
@@ -97,6 +106,13 @@ FOUR: dict[str, Fields] = some(
 ) | {
     "accelerate-hybrid": {"strategy": "fsdp-hybrid-shard", "fsdp": Fsdp(replicas=2), "accumulation": 2},
 }
+if os.environ.get("ALL_RUNS") and (built("async_io") or has_libaio()):  # some minutes where it is not built yet
+    NVME: Fields = {"model": WIDE, "strategy": "deepspeed-3"}
+    TWO |= {
+        "deepspeed-3-nvme": NVME | {"offload": Offload(optimizer="nvme")},
+        "deepspeed-3-bf16-nvme": NVME | BF16 | {"offload": SWAPPED},
+        "deepspeed-3-bf16-nvme-weights": NVME | BF16 | {"offload": dataclasses.replace(SWAPPED, optimizer="cpu")},
+    }
 OTHER = '{"betas": [0.8, 0.95], "eps": 1e-3, "weight_decay": 0.3}'
 """Numbers that no default has, for the run of stage 2."""
 
@@ -120,14 +136,15 @@ def run_all(cases: dict[str, Fields], ranks: int, folder: Path, more: dict[str, 
         name: {"accelerate": True} for name in cases if name.startswith("accelerate")
     }
     by_name |= {"deepspeed-2": {"coefficients": OTHER}} if ranks == 2 else {}
+    by_name |= {name: {"nvme_path": str(folder / "disk" / name)} for name, each in plans.items() if each.offload.swaps}
     folder.mkdir()
-    once = () if os.environ.get("ALL_RUNS") else tuple(by_name.keys() - {"deepspeed-2"})
+    once = () if os.environ.get("ALL_RUNS") else tuple(name for name in by_name if name.startswith("accelerate"))
     return both(plans, ranks, folder, by_name, more, once, driver="driver_accelerate.py")
 
 
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Measurement]:
-    return references([GPT2])
+    return references([GPT2, *({plan.model for plan in (planned(fields, 2) for fields in TWO.values())} - {GPT2})])
 
 
 @pytest.fixture(scope="module")

@@ -123,10 +123,10 @@ def _deepspeed(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settin
     """DeepSpeed's engine as accelerate initialises it; on the CPU only with ``cpu=False``, which switches it off."""
     import accelerate
 
-    from trainers.backends.deepspeed import configuration, load, optimizer_of, wrapped
+    from trainers.backends.deepspeed import configuration, load, ops_of, optimizer_of, wrapped
     from trainers.backends.deepspeed_build import watched
 
-    with watched():
+    with watched(ops_of(plan)):
         deepspeed = load(mesh.device_type)
         materialise(model, plan, device_of(mesh), seed)
         if mesh.device_type == "cpu" and not deepspeed.comm.is_initialized():

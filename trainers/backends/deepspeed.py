@@ -10,12 +10,14 @@ import logging
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from memcalc.errors import RunError
+from memcalc.extensions import DEEPSPEED_OPS, SWAP_OPS
 from memcalc.hyperparameters import read_scaling
 from memcalc.plan import Plan
 from memcalc.training import Training
@@ -25,7 +27,7 @@ from trainers.backends.deepspeed_build import show_ninja, watched
 from trainers.backends.deepspeed_state import Masters, Saved, held
 from trainers.models import materialise
 
-__all__ = ["configuration", "load", "optimizer_of", "prepare", "wrapped"]
+__all__ = ["configuration", "load", "ops_of", "optimizer_of", "prepare", "wrapped"]
 
 _USUAL = Training()
 
@@ -54,7 +56,7 @@ def configuration(plan: Plan, settings: Training = _USUAL) -> dict[str, Any]:
     found: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": plan.micro_batch,
         "gradient_accumulation_steps": plan.accumulation,
-        "zero_optimization": zero | _offload(plan),
+        "zero_optimization": zero | _offload(plan, settings.nvme_path),
         "zero_allow_untested_optimizer": True,  # any of torch's
         "zero_force_ds_cpu_optimizer": False,
         "gradient_clipping": 0.0,  # said, because releases differ: 0 by default, and 1 in 0.19
@@ -69,11 +71,24 @@ def configuration(plan: Plan, settings: Training = _USUAL) -> dict[str, Any]:
     return found
 
 
-def _offload(plan: Plan) -> dict[str, Any]:
-    """Places on the host; NVMe is not launched."""
+def _offload(plan: Plan, nvme: Path | None) -> dict[str, Any]:
+    """Places on the host, and on a disk below ``nvme``. Raises RunError where that is not said."""
     offload, pinned = plan.offload, plan.offload.pin_memory and plan.device == "cuda"
+    if offload.swaps and nvme is None:
+        raise RunError("offload to NVMe needs a folder on a disk; give --nvme-path DIR")
+    disk: dict[str, dict[str, Any]] = {
+        "offload_optimizer": {"buffer_count": offload.optimizer_buffers},
+        "offload_param": {
+            "buffer_count": offload.parameter_buffers, "buffer_size": offload.parameter_buffer_size,
+            "max_in_cpu": offload.max_in_cpu,
+        },
+    }  # fmt: skip
     places = {"offload_optimizer": offload.optimizer, "offload_param": offload.parameters}
-    return {key: {"device": place, "pin_memory": pinned} for key, place in places.items() if place != "none"}
+    return {
+        key: {"device": place, "pin_memory": pinned} | ({"nvme_path": str(nvme)} | disk[key] if place == "nvme" else {})
+        for key, place in places.items()
+        if place != "none"
+    }
 
 
 def load(kind: str) -> Any:
@@ -111,7 +126,7 @@ class _Update:
 
 def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings: Training = _USUAL) -> Prepared:
     """The model in DeepSpeed's engine, which takes the plan's optimizer apart."""
-    with watched():
+    with watched(ops_of(plan)):
         deepspeed = load(mesh.device_type)
         materialise(model, plan, device_of(mesh), seed)
         if mesh.device_type == "cpu" and not deepspeed.comm.is_initialized():
@@ -123,6 +138,11 @@ def prepare(model: nn.Module, plan: Plan, mesh: DeviceMesh, seed: int, settings:
             dist_init_required=False,
         )
     return wrapped(engine, plan)
+
+
+def ops_of(plan: Plan) -> tuple[str, ...]:
+    """What DeepSpeed builds for a plan when it first starts one of its kind."""
+    return (DEEPSPEED_OPS if plan.device == "cpu" else ()) + (SWAP_OPS if plan.offload.swaps else ())
 
 
 def optimizer_of(model: nn.Module, plan: Plan) -> Any:

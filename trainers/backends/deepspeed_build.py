@@ -1,6 +1,7 @@
 """What DeepSpeed builds when a run first uses it: built before, and not waited for in vain.
 
-    python -m trainers.backends.deepspeed_build      # once after the installation; 20 to 40 s the first time
+    python -m trainers.backends.deepspeed_build          # once after the installation; 20 to 40 s the first time
+    python -m trainers.backends.deepspeed_build --nvme   # also what offload to NVMe takes, some minutes
 
 DeepSpeed's communication on a CPU takes an extension in C++ (deepspeed/comm/torch.py, ``build_shm_op``).
 """
@@ -25,8 +26,8 @@ LOOK = 3.0
 """Seconds between looks at the locks; two in a row without a holder end the wait."""
 
 
-def build() -> None:
-    """Build what runs on the CPU take. Raises RunError where that cannot be."""
+def build(*, nvme: bool = False) -> None:
+    """Build what runs on the CPU take, and with ``nvme`` what offload to it does. Raises RunError where that cannot be."""
     os.environ["DS_ACCELERATOR"] = "cpu"
     show_ninja()
     try:
@@ -36,6 +37,11 @@ def build() -> None:
 
     with watched():
         ShareMemCommBuilder().load(verbose=False)
+    if nvme:
+        from deepspeed.ops.op_builder.cpu import AsyncIOBuilder
+
+        with watched(extensions.SWAP_OPS):
+            AsyncIOBuilder().load(verbose=False)
 
 
 def show_ninja() -> None:
@@ -46,7 +52,7 @@ def show_ninja() -> None:
 
 
 @contextlib.contextmanager
-def watched() -> Iterator[None]:
+def watched(ops: tuple[str, ...] = extensions.DEEPSPEED_OPS) -> Iterator[None]:
     """Ends a wait for a build whose builder is gone, which torch itself would wait for without an end. Raises RunError."""
     found: list[Path] = []
     over = threading.Event()
@@ -54,7 +60,7 @@ def watched() -> Iterator[None]:
     def look() -> None:
         before: set[Path] = set()
         while not over.wait(LOOK):
-            now = set(extensions.blocking())
+            now = set(extensions.blocking(ops=ops))
             if both := now & before:
                 found.extend(sorted(both))
                 _thread.interrupt_main()
@@ -75,6 +81,6 @@ def watched() -> Iterator[None]:
 
 if __name__ == "__main__":
     try:
-        build()
+        build(nvme="--nvme" in sys.argv[1:])
     except RunError as error:
         sys.exit(f"memcalc: {error}")
