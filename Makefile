@@ -80,7 +80,7 @@ chaos: $(INSTALLED) ## kill ranks, agents and launchers at 50 random moments; ev
 	KILLS=$${KILLS:-50} CHAOS_LOG=$(CURDIR)/$(VENV)/chaos.jsonl $(PY) -m pytest -q tests/trainers/test_chaos.py
 	$(PY) -m tests.trainers.chaos $(VENV)/chaos.jsonl > docs/validation/chaos.md
 
-validate: $(INSTALLED) ## 45 small plans trained on this machine's CPUs, each against its estimate
+validate: $(INSTALLED) ## 57 small plans trained on this machine's CPUs, each against its estimate
 	$(PY) -m memcalc validate --quick
 
 gpu-check: ## the same on one CUDA GPU, in 8 minutes; needs torch and numpy, installs nothing

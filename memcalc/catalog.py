@@ -34,6 +34,8 @@ class Catalog(Mapping[str, Row], Generic[Row]):
         return self._aliases.get(key, key)
 
     def __getitem__(self, name: str) -> Row:
+        if type(name) is str and (row := self._rows.get(name)) is not None:  # nearly all, of every plan of a search
+            return row
         try:
             return self._rows[self._key(name)]
         except KeyError:

@@ -1,7 +1,7 @@
 """The fastest plans that fit, found without looking at most of the others.
 
 A ledger is played only for plans that would be chosen if they fitted: the fastest of those left is looked at first, and
-one look tells which micro batches of its structure fit. Whole structures fall by a bound that needs no ledger.
+one look tells which micro batches of its structure fit. Whole structures fall by their states, which need no ledger.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from memcalc.structures import Structure, simplicity, structures
 from memcalc.throughput import step_times
 
 __all__ = ["SAME", "TIE", "Field", "Key", "row_key", "seconds_per_sample"]
-
-_BUT_KIND = tuple(name for name in Plan.__slots__ if name not in ("micro_batch", "accumulation", "optimizer_kind"))
 
 TIE = 0.03
 """Plans this close in predicted time count as equal: one layout measured twice differs by 2.8 % (110.48 and
@@ -66,17 +64,17 @@ class Looked:
     structures: int
     by_states: int
     """Structures whose states alone are too much."""
-    by_depth: int
-    """Structures that fall by a line through two shallow models, or with their like whose optimizer is fused."""
+    by_forward: int
+    """Structures that fall by what their first forward passes leave."""
     ledgers: int
-    """Structures whose own ledger was played."""
+    """Structures whose ledger was looked at."""
     refuted: int
     """Of these, structures of which no micro batch fits."""
 
     @property
     def slower(self) -> int:
         """Structures that were left alone because something that fits is faster."""
-        return self.structures - self.by_states - self.by_depth - self.ledgers
+        return self.structures - self.by_states - self.by_forward - self.ledgers
 
 
 class Field:
@@ -110,7 +108,6 @@ class Field:
             owner += [number] * len(order)
             index += order
             self.entries.append(start + np.argsort(np.array(order, np.int64)))
-        self.unfused = self._unfused()
         self.group, self.place = np.array(group, np.int64), np.array(place, np.int64)
         self.owner, self.index = np.array(owner, np.int64), np.array(index, np.int64)
         self.fitting = np.array([len(g.micro_batches) - 1 if g.largest is None else -1 for g in self.groups], np.int64)
@@ -149,16 +146,6 @@ class Field:
         self.seconds[self.entries[number]] = seconds_per_sample(self.structures[number])
         self.timed[number] = True
 
-    def _unfused(self) -> dict[int, int]:
-        """For each group of a fused optimizer the group that differs by that alone."""
-        fused: dict[Key, int] = {}
-        others: dict[Key, int] = {}
-        for number, each in enumerate(self.groups):
-            plan = each.structure
-            key = (*(getattr(plan, name) for name in _BUT_KIND), each.rounds)
-            (fused if plan.optimizer_kind == "fused" else others)[key] = number
-        return {number: others[key] for key, number in fused.items() if key in others}
-
     @staticmethod
     def _by_ledger(each: Structure) -> Iterator[list[int]]:
         """Indices of the micro batches that share a ledger, by rising size."""
@@ -174,19 +161,14 @@ class Field:
         return self.place <= self.fitting[self.group]
 
     def look(self, group: int) -> None:
-        """Find out which micro batches of a group fit."""
-        self.fitting[group] = self.groups[group].fit()
-        self._tell_unfused(group)
+        """Find out a step further which micro batches of a group do not fit."""
+        self.fitting[group] = self.groups[group].look(int(self.fitting[group]))
 
-    def bound(self, group: int) -> None:
-        """Find out without a ledger which micro batches of a group do not fit."""
-        self.fitting[group] = self.groups[group].bound()
-        self._tell_unfused(group)
-
-    def _tell_unfused(self, group: int) -> None:
-        other = self.unfused.get(group)
-        if other is not None and self.groups[other].largest is None:
-            self.fitting[other] = self.groups[other].cap(self.groups[group].at_most_unfused())
+    def largest(self, group: int) -> int:
+        """Index of the largest micro batch of a group that fits, -1 where none does: looked at to the end."""
+        while not self.known(group):
+            self.look(group)
+        return int(self.fitting[group])
 
     def known(self, group: int) -> bool:
         return self.groups[group].largest is not None
@@ -209,8 +191,6 @@ class Field:
                 self.time(owner)
             elif self.known(group):
                 return entry
-            elif not self.groups[group].bounded:
-                self.bound(group)
             else:
                 self.look(group)
 
@@ -232,9 +212,7 @@ class Field:
             self.time(owner)
         here = near[(self.owner[near] == owner) & (self.seconds[near] <= limit)]
         for group in set(self.group[here].tolist()):
-            if not (self.known(group) or self.groups[group].bounded):
-                self.bound(group)
-            if not self.known(group) and self.fitting[group] >= self.place[here[self.group[here] == group]].min():
+            while not self.known(group) and self.fitting[group] >= self.place[here[self.group[here] == group]].min():
                 self.look(group)
         return here[self.place[here] <= self.fitting[self.group[here]]]
 
@@ -256,12 +234,12 @@ class Field:
         for group, owner in dict(zip(self.group.tolist(), self.owner.tolist(), strict=True)).items():
             if owner not in self.by_states:
                 found.setdefault(owner, []).append(self.groups[group])
-        played = [groups for groups in found.values() if any(each.played for each in groups)]
+        played = [groups for groups in found.values() if any(each.looked for each in groups)]
         return Looked(
             plans=len(self.seconds),
             structures=len(self.structures),
             by_states=len(self.by_states),
-            by_depth=sum(all(each.largest == -1 and not each.played for each in groups) for groups in found.values()),
+            by_forward=sum(all(each.largest == -1 and not each.looked for each in groups) for groups in found.values()),
             ledgers=len(played),
             refuted=sum(all(each.largest == -1 for each in groups) for groups in played),
         )

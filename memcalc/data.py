@@ -8,6 +8,7 @@ images          for the mlp: a folder of class folders (.npy or pictures), or wi
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +71,12 @@ def load(plan: Plan, data: Path | None, tokenizer: Path | None = None, *, looked
     """
     if data is not None and not data.exists():
         raise FileError(f"data {data} does not exist")
+    if data is not None and data.is_dir() and not os.access(data, os.R_OK | os.X_OK):
+        raise FileError(f"data {data} cannot be read: no permission")
+    if plan.family.reads != "tokens" and not plan.model.features:
+        raise InputError(
+            f"what {plan.model.name} reads is not known: make its plan with --input-shape, --seq-len or --sample"
+        )
     if plan.family.reads != "tokens" and data is not None and holds_images(data):
         if tokenizer is not None:
             raise InputError(f"{data} holds images, which no tokenizer reads; leave --tokenizer out")

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,13 @@ from memcalc.offload import Offload
 from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
-from memcalc.sound import check_attention, check_effects, check_fields, check_world, name_exactly
+from memcalc.sound import (
+    check_attention,
+    check_effects,
+    check_fields,
+    check_world,
+    name_exactly,
+)
 from memcalc.spec import Weight
 from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy
@@ -123,7 +130,7 @@ class Plan:
     @property
     def weights(self) -> list[Weight]:
         """Every parameter of the model, frozen ones and adapters included."""
-        return self.frozen.weights(self.adapter.weights(self.family.weights(self.model), self.model.heads))
+        return list(_weights(self.model, self.adapter, self.frozen))
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -285,3 +292,8 @@ class Plan:
     def save(self, path: str | Path) -> None:
         """Write the plan, whole or not at all. Raises FileError."""
         write_text(Path(path), self.to_json())
+
+
+@lru_cache(maxsize=64)
+def _weights(model: Model, adapter: Adapter, frozen: Frozen) -> tuple[Weight, ...]:
+    return tuple(frozen.weights(adapter.weights(FAMILIES[model.family].weights(model), model.heads)))

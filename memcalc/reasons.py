@@ -63,7 +63,7 @@ class Known:
             return None
         most = 0
         for group in self.groups[owner]:
-            place = self.field.groups[group].fit()
+            place = self.field.largest(group)
             most = max(most, self.field.groups[group].micro_batches[place] if place >= 0 else 0)
         return most
 

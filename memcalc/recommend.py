@@ -10,13 +10,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
 from memcalc.choosing import TIE, Field, Key, Looked, row_key
+from memcalc.closest import closest
+from memcalc.collector import uncollected
 from memcalc.errors import PlanError
-from memcalc.fitting import depth_of, exactly_needed, needed_bytes, peak_of, state_bound, timeline_of
+from memcalc.fitting import exactly_needed, needed_bytes
+from memcalc.peaks import fullest_of, peak_of
 from memcalc.plan import Plan
 from memcalc.reasons import Known, why
 from memcalc.search import RAM_SHARE, Search, search
@@ -139,6 +143,11 @@ def recommend(base: Plan | Search, *, top: int = 5, **choices: object) -> Recomm
             found = recommend(replace(job, offloads=(True,)), top=top)
             return found if found.plans else replace(without, search=job, tried=without.tried + found.tried)
         return replace(without, search=job)
+    with uncollected():
+        return _recommended(job, top)
+
+
+def _recommended(job: Search, top: int) -> Recommendation:
     field = Field(job)
     if not len(field.seconds):
         asked = "" if job.global_batch is None else f": no micro batch divides global batch {job.global_batch}"
@@ -178,7 +187,7 @@ def _picks(field: Field, among: NDArray[np.bool_], top: int) -> Iterator[int]:
 
 def _surely_fits(field: Field, entry: int) -> bool:
     plan = field.plan(entry)
-    if plan.device == "cpu" or exactly_needed(plan, 0) <= field.job.limit(plan):
+    if plan.device == "cpu" or exactly_needed(plan, 0, field.job.limit(plan)) <= field.job.limit(plan):
         return True
     field.refuse(entry)
     return False
@@ -197,7 +206,7 @@ def _fewest(field: Field) -> int | None:
 def _choice(field: Field, entry: int, fastest: float, known: Known) -> Choice:
     plan = field.plan(entry)
     peak, time = peak_of(plan), step_time(plan)
-    needed = exactly_needed(plan, peak)
+    needed = exactly_needed(plan, peak, field.job.limit(plan))
     if plan.device == "cuda":  # at the high end of its memory it may be slowed by the allocator
         time = replace(time, high=time.high * crowded(needed / field.job.capacity))
     return Choice(
@@ -208,21 +217,17 @@ def _choice(field: Field, entry: int, fastest: float, known: Known) -> Choice:
 
 def _change(field: Field, first: int) -> Change | None:
     """The plan faster than the first, beyond a tie, that misses its limit by least, of those that were looked at."""
-    found: list[tuple[int, int]] = []
     faster = np.flatnonzero((field.seconds * (1 + TIE) < field.seconds[first]) & ~field.possible())
-    for group in set(field.group[faster].tolist()):
+    entries: list[int] = []
+    for group in sorted(set(field.group[faster].tolist())):
         here = faster[field.group[faster] == group]
-        if not field.groups[group].played:
-            continue
-        entry = int(here[np.argmin(field.place[here])])
-        try:
-            plan = field.plan(entry)
-            found.append((needed_bytes(plan, peak_of(plan)) - field.job.limit(plan), entry))
-        except PlanError:  # past 4 EiB
-            continue
-    if not found:
+        if field.groups[group].looked:
+            entries.append(int(here[np.argmin(field.place[here])]))
+    plans = [field.plan(entry) for entry in entries]
+    found = next(closest(("", plan, field.job.limit(plan), False) for plan in plans), None)
+    if found is None:
         return None
-    missing, entry = min(found)
+    missing, entry = found[0], entries[found[1]]
     if missing <= 0:  # the replay refused it
         missing = exactly_needed(field.plan(entry), 0) - field.job.limit(field.plan(entry))
     return Change(plan=field.plan(entry), missing=missing, speed=float(field.seconds[first] / field.seconds[entry]))
@@ -231,33 +236,26 @@ def _change(field: Field, first: int) -> Change | None:
 def _refusals(field: Field) -> Iterator[Refusal]:
     """The closest structure of each row of which nothing fits."""
     fits = {int(field.row[owner]) for owner in set(field.owner[field.possible()].tolist())}
-    smallest: dict[Key, tuple[int, int]] = {}
-    for number, each in enumerate(field.structures):
-        if int(field.row[number]) in fits:
-            continue
-        key: Key
-        if number in field.by_states:
-            key, needed = (each.plan.strategy, each.plan.ranks), needed_bytes(each.plan, state_bound(each.plan))
-        else:
-            key, needed = row_key(each.plan), _least_needed(each.smallest())
-        smallest[key] = min(smallest.get(key, (needed, number)), (needed, number))
+    asked: list[int] = [n for n in range(len(field.structures)) if int(field.row[n]) not in fits]
+
+    def refused() -> Iterator[tuple[Key, Plan, int, bool]]:
+        for number in asked:
+            plan, by_states = field.structures[number].smallest(), number in field.by_states
+            yield (plan.strategy, plan.ranks) if by_states else row_key(plan), plan, 0, by_states
+
     others = {
         (field.structures[n].plan.strategy, field.structures[n].plan.ranks)
         for n in set(field.owner[field.possible()].tolist())
     }
-    found = [_refusal(field, number, others) for _, number in sorted(smallest.values())[:SHOWN]]
+    found = [
+        _refusal(field, number, others) for number in (asked[place] for _, place in islice(closest(refused()), SHOWN))
+    ]
     return iter(sorted(found, key=lambda each: (each.needed, simplicity(each.plan))))
-
-
-def _least_needed(plan: Plan) -> int:
-    """What a plan needs at the least, by the bound of a deep model where there is one."""
-    depth = depth_of(plan)
-    return needed_bytes(plan, depth.peak(plan.micro_batch) if depth else peak_of(plan))
 
 
 def _refusal(field: Field, number: int, others: set[tuple[str, int]]) -> Refusal:
     plan = field.structures[number].smallest()
-    peak = timeline_of(plan).peak()
+    peak = fullest_of(plan)
     needed = needed_bytes(plan, peak.bytes)
     if needed <= field.job.limit(plan):  # refused by the replay alone
         needed = exactly_needed(plan, peak.bytes)

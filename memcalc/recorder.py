@@ -77,6 +77,11 @@ class Recorder:
         """Allocations so far."""
         return len(self._names)
 
+    @property
+    def events(self) -> int:
+        """Allocations and frees so far."""
+        return len(self._events)
+
     def repeat(self, since: int, times: int) -> None:
         """Count what was allocated after the first ``since`` allocations and is still there ``times`` times."""
         freed = {ident for ident, sign, _ in self._events if sign < 0}

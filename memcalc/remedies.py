@@ -8,11 +8,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from memcalc.errors import PlanError
-from memcalc.fitting import needed_bytes, peak_of
+from memcalc.fitting import needed_bytes
 from memcalc.hardware import GPUS
 from memcalc.loss import Loss
 from memcalc.open_choices import CHUNKS, default_precisions, pure_precision
 from memcalc.optimizers import OPTIMIZERS
+from memcalc.peaks import peak_of
 from memcalc.plan import Plan
 from memcalc.search import Search
 from memcalc.strategies import STRATEGIES

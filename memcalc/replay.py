@@ -58,11 +58,13 @@ def replay(
     options: AllocatorOptions = DEFAULT,
     *,
     capacity: int | None = None,
+    enough: int | None = None,
     streams: Mapping[int, int] | None = None,
 ) -> Reserved:
     """Replay ``(ident, bytes)`` in program order: positive to allocate, negative to free what carries the ident.
 
-    ``capacity`` is what the driver can give torch; without it there is no end. ``streams`` names the stream
+    ``capacity`` is what the driver can give torch; without it there is no end. What comes after more than ``enough`` bytes are
+    reserved is left out. ``streams`` names the stream
     an ident is allocated on, 0 where it says nothing. A free of 0 bytes ahead of its own is the program's: the bytes
     count as allocated no more, while the block still waits for another stream (c10/cuda/CUDACachingAllocator.cpp, ``free``
     and ``insert_events``). Raises InputError when a free meets nothing to free,
@@ -111,6 +113,8 @@ def replay(
         if allocator.reserved > peak_reserved:
             peak_reserved, segments = allocator.reserved, allocator.segments
             by_stream = dict(allocator.by_stream)
+            if enough is not None and peak_reserved > enough:
+                break
     return Reserved(
         peak_reserved=peak_reserved,
         peak_allocated=peak_allocated,

@@ -102,9 +102,11 @@ def replayed(
     options: AllocatorOptions | None = None,
     *,
     capacity: int | None = None,
+    enough: int | None = None,
     steps: int = 2,
 ) -> Reserved:
-    """What the allocator reserves from the model's construction through ``steps`` steps; ``options`` other than the plan's.
+    """What the allocator reserves from the model's construction through ``steps`` steps; ``options`` other than the plan's;
+    ``enough``: no further once more is reserved.
 
     >>> from memcalc.ledger import ledger
     >>> from memcalc.models import MODELS
@@ -116,7 +118,13 @@ def replayed(
     size, of_step = len(timeline.names), stream_of(plan, timeline.names)
     streams = {ident + step * size: stream for ident, stream in of_step.items() for step in range(steps + 1)}
     with uncollected():
-        return replay(run(plan, timeline, steps), options or plan.allocator_options, capacity=capacity, streams=streams)
+        return replay(
+            run(plan, timeline, steps),
+            options or plan.allocator_options,
+            capacity=capacity,
+            enough=enough,
+            streams=streams,
+        )
 
 
 def run(plan: Plan, timeline: Timeline, steps: int = 2) -> list[Event]:

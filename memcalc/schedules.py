@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["MIDDLE", "PLAYED", "Pass", "ahead", "in_flight", "passes", "played"]
+__all__ = ["MIDDLE", "PLAYED", "Pass", "ahead", "in_flight", "passes", "played", "spared"]
 
 PLAYED = 8
 """Micro batches of GPipe that are played one by one; of more the middle ones are played once and counted."""
 
 MIDDLE = 2
 """The one of them that stands for all that are left out."""
+
+AHEAD = 4
+"""Forward passes ahead of 1F1B's first backward pass that are played one by one where only the peak is asked for."""
 
 
 class Pass(NamedTuple):
@@ -97,3 +100,17 @@ def played(
         return min(micro_batches, max(warm_up + 3, (2 * warm_up + 1) * remembers))
     rounds = -(-warm_up // (stages * chunks)) + 3
     return min(micro_batches, rounds * stages + micro_batches % stages)
+
+
+def spared(schedule: str, stage: int, stages: int, micro_batches: int, chunks: int = 1) -> int:
+    """Micro batches of 1F1B's warm-up that need no playing where only the peak is asked for: the middle one stands for them.
+
+    They wait alike, and the backward passes of the first two come while all of them still do. When the middle one's comes,
+    fewer wait, and it finds no more than the one before it found.
+
+    >>> spared("1f1b", 0, 4, 8), spared("1f1b", 0, 16, 64), spared("1f1b", 15, 16, 64), spared("gpipe", 0, 16, 64)
+    (0, 11, 0, 0)
+    """
+    if schedule != "1f1b":
+        return 0
+    return max(ahead(schedule, stage, stages, micro_batches, chunks) - AHEAD, 0)

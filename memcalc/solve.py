@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from memcalc.errors import InputError, PlanError
-from memcalc.fitting import exactly_needed, needed_bytes, peak_of, state_bound
+from memcalc.fitting import exactly_needed, needed_bytes, state_bound
 from memcalc.hardware import NODE_GPUS
+from memcalc.peaks import peak_of
 from memcalc.plan import Plan
 
 __all__ = ["QUANTITIES", "Quantity", "Solution", "solve"]
@@ -84,7 +85,7 @@ def solve(plan: Plan, quantity: str | Quantity, limit: int) -> Solution:
 
     last = len(order) - 1
     # One rank has neither buckets nor communicators, so that it may need less than any number of them.
-    if asked.fewest and need(last) <= limit and exactly_needed(asked.change(plan, order[last]), 0) <= limit:
+    if asked.fewest and need(last) <= limit and exactly_needed(asked.change(plan, order[last]), 0, limit) <= limit:
         return _solution(asked, plan, limit, order, last, len(known))
     if need(0) > limit:
         return _solution(asked, plan, limit, order, -1, len(known))
@@ -97,7 +98,7 @@ def solve(plan: Plan, quantity: str | Quantity, limit: int) -> Solution:
         low, high = (probe, high) if need(probe) <= limit else (low, probe)
         halve = 2 * (high - low) > size  # a guess that closed the bracket too little is followed by a half
     last = _replayed(
-        low, lambda place: exactly_needed(asked.change(plan, order[place]), 0) <= limit, plan.device == "cpu"
+        low, lambda place: exactly_needed(asked.change(plan, order[place]), 0, limit) <= limit, plan.device == "cpu"
     )
     return _solution(asked, plan, limit, order, last, len(known))
 
@@ -151,7 +152,7 @@ def _replayed(last: int, fits: Callable[[int], bool], known: bool) -> int:
 
 def _solution(asked: Quantity, plan: Plan, limit: int, order: range, last: int, tried: int) -> Solution:
     at = asked.change(plan, order[max(last, 0)])
-    needed = exactly_needed(at, peak_of(at))
+    needed = exactly_needed(at, peak_of(at), limit if last >= 0 else None)
     beyond = None
     if 0 <= last < len(order) - 1:
         try:

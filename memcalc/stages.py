@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memcalc.layout import Layout
 from memcalc.plan import Plan
 from memcalc.spec import HEAD, ROOT, Weight
 
-__all__ = ["Stage", "Stretch", "split", "stage", "stage_weights", "telling"]
+__all__ = ["Stage", "Stretch", "placed", "split", "stage", "stage_weights", "telling"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,10 +71,14 @@ def split(blocks: int, parts: int, ends: bool = False, first: int = 0, last: int
 
 def stage(plan: Plan, index: int) -> Stage:
     """One rank of the plan's pipeline; without one, stage 0 is everything."""
-    layout = plan.layout
+    return placed(plan.model.blocks, plan.layout, index)
+
+
+def placed(blocks: int, layout: Layout, index: int) -> Stage:
+    """The same of so many blocks."""
     parts = layout.pipeline * layout.chunks
     sizes = split(
-        max(plan.model.blocks, 1), parts, layout.ends, layout.first_layers, layout.last_layers
+        max(blocks, 1), parts, layout.ends, layout.first_layers, layout.last_layers
     )  # what is known by its size alone is one block
     starts = [sum(sizes[:part]) for part in range(parts)]
     return Stage(

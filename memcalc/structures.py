@@ -12,6 +12,7 @@ from memcalc.errors import PlanError
 from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.offload import Offload
+from memcalc.peaks import REPEATS
 from memcalc.plan import Plan
 from memcalc.search import Search
 from memcalc.strategies import STRATEGIES
@@ -22,9 +23,6 @@ __all__ = ["FILL", "Structure", "in_the_way", "simplicity", "structures"]
 FILL = 4
 """Micro batches per stage of a pipeline where the accumulation is open: from there on the bubble is small (Huang et al.
 2019, GPipe, section 3.2: M >= 4 K)."""
-
-REPEATS = 3
-"""Rounds of accumulation after which a step only repeats itself in the ledger."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

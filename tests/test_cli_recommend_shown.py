@@ -127,10 +127,13 @@ def test_what_is_true_of_several_plans_is_said_once(run: Run) -> None:
     assert "  1, 2, 3, 4, 5: the optimizer's step is one fused kernel, without temporaries" in lines
 
 
-def test_many_gpus_are_on_machines_of_eight_and_a_full_card_is_pointed_out(run: Run) -> None:
-    flat = ("--without", "tensor-parallel,pipeline-parallel")
-    text = run("gpt2-xl", "--gpus", "16", "--gpu", "h100", *flat).output
+def test_many_gpus_are_on_machines_of_eight(run: Run) -> None:
+    text = run("gpt2-xl", "--gpus", "16", "--gpu", "h100", "--without", "tensor-parallel,pipeline-parallel").output
     assert "on 16 x h100-80gb on 2 machines" in text
-    assert "1: less than 2% of the card is left" in text and "--keep-free 5%" in text
-    text = run("gpt2-xl", "--gpus", "16", "--gpu", "h100", *flat, "--keep-free", "10%").output
-    assert "on 16 x h100-80gb on 2 machines" in text and "1 machine" not in text and "of the card is left" not in text
+
+
+def test_a_full_card_is_pointed_out(run: Run) -> None:
+    text = run("gpt2-large", "--gpus", "4", "--gpu", "a10").output
+    assert "5: less than 2% of the card is left" in text and "--keep-free 5%" in text
+    text = run("gpt2-large", "--gpus", "4", "--gpu", "a10", "--keep-free", "10%").output
+    assert "fits" in text and "of the card is left" not in text

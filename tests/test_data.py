@@ -13,7 +13,7 @@ import pytest
 
 from memcalc.data import Samples, check, load, split
 from memcalc.errors import FileError, InputError, MemcalcError
-from memcalc.models import MODELS
+from memcalc.models import MODELS, Model, Module, Weight
 from memcalc.plan import Plan
 
 
@@ -259,6 +259,26 @@ def test_broken_data_is_one_clear_line(tmp_path: Path, name: str) -> None:
     with pytest.raises(MemcalcError) as caught:
         check(made, prepare(tmp_path), None)  # type: ignore[arg-type]
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # root may read everything
+    with pytest.raises(FileError, match=f"^data {tmp_path} cannot be read: no permission$"):
+        check(MLP, tmp_path, None)
+
+
+def test_a_module_whose_input_is_not_known() -> None:
+    weights = (Weight("0.weight", (4, 8), "0"),)
+    net = Model(name="Net", family="module", layers=1, module=Module(factory="net.py:Net", weights=weights))
+    for data in (None, Path(__file__)):
+        with pytest.raises(InputError, match="what Net reads is not known: make its plan with --input-shape"):
+            check(Plan(model=net, device="cpu"), data, None)
+    sampled = Plan(model=replace(net, module=replace(net.module, sample="net.py:batch")), micro_batch=1, device="cpu")
+    check(sampled, None, None)
+    with pytest.raises(
+        InputError, match=r"--data .*test_data\.py is not read: batches come from net.py:batch; leave it out"
+    ):
+        check(sampled, Path(__file__), None)
 
 
 def test_split_keeps_evaluation_apart() -> None:

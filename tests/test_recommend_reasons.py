@@ -8,9 +8,10 @@ import pytest
 
 from memcalc.adapters import Adapter
 from memcalc.estimate import estimate
-from memcalc.fitting import needed_bytes, peak_of
+from memcalc.fitting import needed_bytes
 from memcalc.hardware import GPUS
 from memcalc.models import MODELS, Model
+from memcalc.peaks import peak_of
 from memcalc.plan import Plan
 from memcalc.recommend import TIE, next_plan, recommend
 from memcalc.remedies import remedies

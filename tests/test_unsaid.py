@@ -13,7 +13,8 @@ from click.testing import CliRunner, Result
 from memcalc.adapters import Adapter
 from memcalc.assumptions import in_one_machine
 from memcalc.cli.app import app
-from memcalc.cli.options import build_plan, unsaid
+from memcalc.cli.options import build_plan
+from memcalc.cli.unsaid import unsaid
 from memcalc.models import MODELS
 from memcalc.open_choices import default_precisions
 from memcalc.plan import Plan
@@ -103,6 +104,7 @@ def test_adapters_are_kept_as_their_library_keeps_them(words: dict[str, Any], dt
         ({"ranks": 11}, 1, "all 11 GPUs are taken to be in 1 machine; where they are in more, say so: --nodes N"),
         ({"ranks": 16, "strategy": "data-parallel"}, 1, "all 16 GPUs are taken to be in 1 machine"),
         ({"ranks": 16, "device": "cpu"}, 1, ""),
+        ({"ranks": 16, "device": "cpu", "nodes": 2}, 2, ""),
     ],
 )
 def test_more_gpus_than_a_machine_has_are_in_several(words: dict[str, Any], nodes: int, said: str) -> None:
@@ -113,6 +115,7 @@ def test_more_gpus_than_a_machine_has_are_in_several(words: dict[str, Any], node
     assert said in sentences and bool(said) == ("taken to be" in sentences)
     again = query_of(plan, [("model", "gpt2-tiny")])
     assert plan_of(asked("&".join(f"{name}={value}" for name, value in again))) == plan
+    assert ("nodes" in dict(again)) == ("nodes" in words)
 
 
 def test_a_plan_that_is_stated_stays_as_it_is() -> None:

@@ -11,8 +11,9 @@ import click
 
 from memcalc.cli.config import config_options
 from memcalc.cli.kinds import Free, Name, Share
-from memcalc.cli.options import Command, option, plan_options, unsaid
+from memcalc.cli.options import Command, option, plan_options
 from memcalc.cli.subject import is_plan
+from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, printable, render
 

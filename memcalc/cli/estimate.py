@@ -12,9 +12,10 @@ import click
 
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
-from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, said_by_file, unsaid
+from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, said_by_file
 from memcalc.cli.progress import waiting
 from memcalc.cli.subject import Saved, takes
+from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
 from memcalc.files import check_output
 from memcalc.models import MODELS

@@ -36,13 +36,12 @@ def explained(found: Recommendation) -> Iterator[str]:
     looked = found.looked
     yield (
         f"of {format_count(looked.plans)} plans in {format_count(looked.structures)} structures: "
-        f"{format_count(looked.by_states)} fell by an equal share of their states alone, {format_count(looked.by_depth)} by the "
-        f"line through two shallow models, {format_count(looked.refuted)} by their ledger; the ledgers of "
-        f"{format_count(looked.ledgers)} were played; {format_count(looked.slower)} were left alone, for even at the largest "
+        f"{format_count(looked.by_states)} fell by an equal share of their states alone, {format_count(looked.by_forward)} by "
+        f"what their first forward passes leave, {format_count(looked.refuted)} by their ledger; the ledgers of {format_count(looked.ledgers)} were looked at; {format_count(looked.slower)} were left alone, for even at the largest "
         "micro batch left to them they are slower than what fits"
     )
     yield (
-        "laws it rests on: a larger micro batch never needs less; the peak is convex in the number of layers; at one micro "
+        "laws it rests on: a larger micro batch never needs less; layers that are alike allocate alike; at one micro "
         "batch nothing that computes again is faster"
     )
 
@@ -55,8 +54,8 @@ def _time(choice: Choice) -> Iterator[str]:
 
 
 def _memory(choice: Choice) -> Iterator[str]:
-    from memcalc.fitting import timeline_of
+    from memcalc.peaks import fullest_of
 
-    peak = timeline_of(choice.plan).peak()
+    peak = fullest_of(choice.plan)
     parts = sorted(peak.by_category.items(), key=lambda item: -item[1])
     yield f"memory of 1, at the peak in {peak.moment}: {', '.join(f'{name} {format_both(size)}' for name, size in parts if size)}"

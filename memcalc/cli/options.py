@@ -13,9 +13,10 @@ import click
 from memcalc.adapters import usual_dtype
 from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
 from memcalc.cli.models import Words, build_model, given, said_by_file
+from memcalc.cli.unsaid import unsaid_nodes
 from memcalc.errors import InputError
 from memcalc.groups import Group
-from memcalc.hardware import GPUS, usual_nodes
+from memcalc.hardware import GPUS
 from memcalc.implementation import Implementation
 from memcalc.models import FAMILIES, MODELS, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
@@ -26,7 +27,7 @@ from memcalc.strategies import STRATEGIES
 
 __all__ = [
     "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
-    "said_by_file", "several", "training_tokens", "unsaid",
+    "said_by_file", "several", "training_tokens",
 ]  # fmt: skip
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -263,8 +264,9 @@ def build_plan(words: Words) -> Plan:
     if fields.get("ranks", 1) > 1:
         fields.setdefault("strategy", "ddp")
     row = STRATEGIES[fields.get("strategy", "single")]
-    if fields.get("device") != "cpu" and not row.one_process:
-        fields.setdefault("nodes", usual_nodes(fields.get("ranks", 1), fields.get("gpu")))
+    fields.setdefault(
+        "nodes", unsaid_nodes(row, fields.get("device", "cuda"), fields.get("ranks", 1), fields.get("gpu"))
+    )
     words.setdefault("adapter__dtype", usual_dtype(words.get("adapter__kind", "none"), row.engine))
     for group, cls in _GROUPS.items():
         fields[group] = cls(**{
@@ -276,16 +278,6 @@ def build_plan(words: Words) -> Plan:
         "optimizer_kind", OPTIMIZERS[fields.get("optimizer", "adamw")].usual_kind(fields.get("device", "cuda"))
     )
     return Plan(model=model, set_to_none="keep_gradients" not in words, **fields)
-
-
-def unsaid(words: Words, plan: Plan) -> list[str]:
-    """What these words leave open, and other commands take otherwise, in sentences."""
-    from memcalc.open_choices import unsaid_precision
-
-    said = "" if words.get("precision") else unsaid_precision(plan)
-    spread = plan.nodes > 1 and words.get("nodes") is None
-    machines = f"{plan.ranks} GPUs are taken to be in {plan.nodes} machines; --nodes says otherwise" * spread
-    return [each for each in (said, machines) if each]
 
 
 def _as_transformers(words: Words, model: Model) -> Implementation:

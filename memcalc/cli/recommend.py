@@ -9,7 +9,14 @@ import click
 
 from memcalc.cli.confirmed import confirm
 from memcalc.cli.kinds import File, Free, Name, Names, Share, Whole
-from memcalc.cli.options import Command, build_plan, given, option, plan_options, training_tokens
+from memcalc.cli.options import (
+    Command,
+    build_plan,
+    given,
+    option,
+    plan_options,
+    training_tokens,
+)
 from memcalc.cli.progress import waiting
 from memcalc.cli.recommended import brief, follow_up, nothing, shown
 from memcalc.errors import InputError
@@ -96,7 +103,8 @@ def command(
     MODEL is a named model, a config.json of Hugging Face, its folder, or a .safetensors file; or give --params. Plans of
     a --module are not searched: compare some with memcalc estimate --module.
 
-    An option that is given is kept as it is; what is not given is searched, offload only where nothing fits without.
+    An option that is given is kept as it is; what is not given is searched, offload only where nothing fits without, and of
+    the strategies only torch's own: --only deepspeed, megatron or all opens the others.
     The first plan is the simplest within 3% of the fastest, the others follow by their time. Weights stay in float32 unless --precision or --allow-pure-16bit says otherwise: GPUs with bfloat16
     compute in it (amp-bf16), older ones in float16 (amp-fp16), CPUs in float32. With --adapter lora the frozen weights
     are held in 16 bit and the adapters in float32, as PEFT does (bf16); --precision amp-bf16 holds both in float32. With

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memcalc.cli.kinds import Free, Name, Share
-from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, unsaid
+from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options
 from memcalc.cli.progress import waiting
+from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, printable, render
 from memcalc.units import format_both, format_bytes, format_count

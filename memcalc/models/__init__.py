@@ -44,6 +44,8 @@ class _Families(Catalog[Family]):
         super().__init__("model family", [])
 
     def __getitem__(self, name: str) -> Family:
+        if type(name) is str and (known := self._rows.get(name)) is not None:
+            return known
         key = self._key(name)
         if key not in _PLACES:
             raise UnknownNameError(self.kind, str(name), _PLACES)

@@ -19,7 +19,7 @@ import click
 import numpy as np
 
 from memcalc.choosing import TIE
-from memcalc.cli.options import unsaid
+from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate
 from memcalc.hardware import GPUS

@@ -20,6 +20,7 @@ import click
 
 from memcalc.adapters import usual_dtype
 from memcalc.cli.options import build_plan, check_effect, plan_options
+from memcalc.cli.unsaid import unsaid_nodes
 from memcalc.errors import InputError, UnknownNameError, shorten
 from memcalc.files import read_json
 from memcalc.groups import Group
@@ -152,9 +153,10 @@ def query_of(plan: Plan, model: Sequence[tuple[str, str]]) -> list[tuple[str, st
     [('checkpointing', 'full'), ('strategy', 'fsdp-full-shard'), ('gpus', '8')]
     """
     usual = _values(Plan(model=plan.model, micro_batch=1, tokens=plan.tokens))
+    usual["nodes"] = unsaid_nodes(plan.strategy_row, plan.device, plan.ranks, plan.gpu)
     usual["adapter__dtype"] = usual_dtype(plan.adapter.kind, plan.strategy_row.engine)
     values, said = _values(plan), list(model)
-    always = {"optimizer_kind", "micro_batch", "tokens", *(["strategy", "nodes"] if plan.ranks > 1 else [])}
+    always = {"optimizer_kind", "micro_batch", "tokens", *(["strategy"] if plan.ranks > 1 else [])}
     for param in _probe().params:
         name, value = str(param.name), values.get(str(param.name))
         if value is not None and (value != usual[name] or (name in always and value)):

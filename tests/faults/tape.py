@@ -51,7 +51,7 @@ FAULTS = [
     ),
     Fault(
         name="the head is gathered with the root",
-        file="ledger.py",
+        file="step.py",
         right="runs, plan.fsdp.separate_root)",
         wrong="runs, False)",
     ),
@@ -195,7 +195,7 @@ FAULTS = [
     ),
     Fault(
         name="GPipe's middle micro batches are not counted",
-        file="ledger.py",
+        file="step.py",
         right="tape.repeat(since, plan.accumulation - rounds + 1)",
         wrong="tape.repeat(since, 1)",
     ),
@@ -207,7 +207,7 @@ FAULTS = [
     ),
     Fault(
         name="FSDP leaves images in float32",
-        file="ledger.py",
+        file="step.py",
         right='self.plan.strategy_row.gathers and plan.family.reads != "tokens"',
         wrong='self.plan.strategy_row.gathers and plan.family.reads == "features"',
     ),
