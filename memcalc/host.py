@@ -132,6 +132,7 @@ def _left_in_memory(weights: list[Weight], plan: Plan, low: int, kept: int) -> l
     """Partitions too small to be swapped, of groups that have no place in the flat buffer of ``kept`` elements
     (stage3.py, ``_create_fp16_partitions_with_defragmentation``; partition_parameters.py, ``_partition_param``)."""
     found: list[HostTensor] = []
+    standing: dict[str, int] = {}
     end, place = 0, iter(weights)
     for size in sub_groups(weights, plan.shards, plan.deepspeed.sub_group_size):
         end += size
@@ -140,8 +141,10 @@ def _left_in_memory(weights: list[Weight], plan: Plan, low: int, kept: int) -> l
             weight = next(place)
             group.append((weight.name, -(-weight.numel // plan.shards)))
         if end > kept:
+            if any(low * part >= LEAST_SWAPPED for _, part in group):
+                standing = {"what stands for weights that are on NVMe": 2}  # one float16 for all
             found += [HostTensor(name, low * part, True) for name, part in group if low * part < LEAST_SWAPPED]
-    return found
+    return found + [HostTensor(name, size, False) for name, size in standing.items()]
 
 
 def _aligned(elements: int, itemsize: int) -> int:

@@ -225,6 +225,12 @@ def check_plan(plan: Plan, *, out: Path, training: Training, place: Place = _HER
     if plan.untrained:
         raise PlanError(f"this plan can be estimated, but memcalc cannot train {plan.untrained}")
     check_place(plan, place)
+    if plan.offload.parameters == "nvme" and (training.resume or place.restarts):
+        # Seen with DeepSpeed 0.19.8: the step after a checkpoint was read moved the weights otherwise than without a stop.
+        raise PlanError(
+            "a run with parameters on NVMe does not go on from a checkpoint as it would have without a stop; make a plan with "
+            "--offload-parameters cpu for it, and leave out --max-restarts"
+        )
     row = plan.optimizer_row
     if not row.library.startswith("torch."):
         raise PlanError(f"{row.name} can be estimated but not trained: {row.library} is not part of torch, take adamw")

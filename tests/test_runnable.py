@@ -219,6 +219,17 @@ def test_a_gradient_that_deepspeed_would_lose_is_named(tmp_path: Path, monkeypat
     assert sector(tmp_path) in (512, 4096)
 
 
+@pytest.mark.parametrize(("resume", "restarts", "refused"), [(False, 0, False), (True, 0, True), (False, 1, True)])
+def test_parameters_on_nvme_are_not_gone_on_with(tmp_path: Path, resume: bool, restarts: int, refused: bool) -> None:
+    plan = replace(SWAPS, precision="bf16-master", offload=Offload(optimizer="nvme", parameters="nvme"))
+    training, place = Training(resume=resume), launch_module.Place(restarts=restarts)
+    if not refused:
+        launch_module.check_plan(plan, out=tmp_path / "run", training=training, place=place)
+        return
+    with pytest.raises(PlanError, match="parameters on NVMe does not go on .* --offload-parameters cpu"):
+        launch_module.check_plan(plan, out=tmp_path / "run", training=training, place=place)
+
+
 def test_libaio_is_looked_for_with_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a compiler that always says yes, or no, or is none."""
     for code, found in (("0", True), ("1", False)):
