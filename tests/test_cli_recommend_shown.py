@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,19 @@ def test_a_full_card_is_pointed_out(run: Run) -> None:
     assert "5: less than 2% of the card is left" in text and "--keep-free 5%" in text
     text = run("gpt2-large", "--gpus", "4", "--gpu", "a10", "--keep-free", "10%").output
     assert "fits" in text and "of the card is left" not in text
+
+
+@pytest.mark.parametrize("format_", ["table", "csv", "json"])
+def test_seconds_of_cores_that_nobody_measured_are_not_said(run: Run, format_: str) -> None:
+    words = ("gpt2-tiny", "--device", "cpu", "--gpus", "1", "--tokens", "1b", "--format", format_)
+    text = run(*words).output
+    if format_ == "json":
+        first = json.loads(text)["plans"][0]
+        unknown = {"seconds_per_step_low", "seconds_per_step", "seconds_per_step_high", "tokens_per_second", "mfu", "gpu_hours"}
+        assert {name for name, value in first.items() if value is None} == unknown
+    elif format_ == "csv":
+        names, row = list(csv.reader(io.StringIO(text)))[:2]
+        assert {name for name, cell in zip(names, row, strict=True) if not cell} >= {"seconds_per_step", "gpu_hours"}
+        assert float(row[names.index("relative_speed")]) > 0.9
+    else:
+        assert "no seconds are said" in text and " s  " not in text and " ms  " not in text

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from memcalc.cli.plans_table import clock
 from memcalc.cli.progress import waiting
 from memcalc.units import format_both, format_bytes
 
@@ -103,11 +104,6 @@ def _choice(c: Choice, tokens: int) -> dict[str, Any]:
         "needed_bytes": c.needed,
         "headroom_bytes": c.headroom,
         "relative_speed": c.speed,
-        "seconds_per_step": c.time.total,
-        "seconds_per_step_low": c.time.low,
-        "seconds_per_step_high": c.time.high,
-        "tokens_per_second": c.time.tokens_per_second if c.plan.tokens else None,
-        "mfu": c.time.mfu,
-        **({"gpu_hours": c.gpu_hours(tokens)} if tokens else {}),
+        **clock(c, tokens),
         "reason": c.reason,
     }

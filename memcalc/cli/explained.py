@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from memcalc.cli.plans_table import times_known
 from memcalc.units import format_both, format_count
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ def explained(found: Recommendation) -> Iterator[str]:
     yield (
         f"of {format_count(looked.plans)} plans in {format_count(looked.structures)} structures: "
         f"{format_count(looked.by_states)} fell by an equal share of their states alone, {format_count(looked.by_forward)} by "
-        f"what their first forward passes leave, {format_count(looked.refuted)} by their ledger; the ledgers of {format_count(looked.ledgers)} were looked at; {format_count(looked.slower)} were left alone, for even at the largest "
-        "micro batch left to them they are slower than what fits"
+        f"what their first forward passes leave, {format_count(looked.refuted)} by their ledger; the ledgers of "
+        f"{format_count(looked.ledgers)} were looked at; {format_count(looked.slower)} were left alone, for even at the "
+        "largest micro batch left to them they are slower than what fits"
     )
     yield (
         "laws it rests on: a larger micro batch never needs less; layers that are alike allocate alike; at one micro "
@@ -50,7 +52,10 @@ def _time(choice: Choice) -> Iterator[str]:
     time = choice.time
     parts = {said: float(getattr(time, name)) for name, said in PARTS.items() if getattr(time, name)}
     shares = [f"{said} {seconds / time.total:.0%}" for said, seconds in parts.items() if seconds / time.total >= 0.005]
-    yield f"time of 1: {time.total:.4g} s a step: {', '.join(shares)}; Python starting operations takes {time.host:.4g} s meanwhile"
+    if times_known(choice.plan):
+        yield f"time of 1: {time.total:.4g} s a step: {', '.join(shares)}; Python starting operations takes {time.host:.4g} s meanwhile"
+    else:
+        yield f"time of 1, in parts, for its seconds are not known here: {', '.join(shares)}"
 
 
 def _memory(choice: Choice) -> Iterator[str]:

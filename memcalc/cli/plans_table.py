@@ -68,7 +68,7 @@ def _columns(plans: Sequence[Choice], tokens: int) -> Columns:
             "tokens/s": f"{c.time.tokens_per_second:,.0f}" if c.plan.tokens and times_known(c.plan) else "-",
             "MFU": f"{c.time.mfu:.0%}" if c.plan.device == "cuda" else "-",
             "speed": f"{c.speed:.2f}",
-            **({"GPU-hours": f"{c.gpu_hours(tokens):,.0f}"} if tokens else {}),
+            **({"GPU-hours": f"{c.gpu_hours(tokens):,.0f}" if times_known(c.plan) else "-"} if tokens else {}),
         }
         for number, c in enumerate(plans, 1)
     ]
@@ -81,6 +81,23 @@ def times_known(plan: Plan) -> bool:
 
     own = own_calibration()
     return plan.device == "cuda" or (own is not None and own.is_of("cpu", None))
+
+
+def clock(choice: Choice, tokens: int = 0) -> dict[str, float | None]:
+    """What follows from seconds, for machines to read: None where no seconds are said (``times_known``).
+
+    ``tokens`` of training, if any, give GPU-hours.
+    """
+    time, known = choice.time, times_known(choice.plan)
+    found = {
+        "seconds_per_step_low": time.low,
+        "seconds_per_step": time.total,
+        "seconds_per_step_high": time.high,
+        "tokens_per_second": time.tokens_per_second if choice.plan.tokens else None,
+        "mfu": time.mfu if choice.plan.device == "cuda" else None,
+        **({"gpu_hours": choice.gpu_hours(tokens)} if tokens else {}),
+    }
+    return {name: value if known else None for name, value in found.items()}
 
 
 def knobs(plan: Plan) -> dict[str, object]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.cli.confirmed import as_dict, numbers_of
-from memcalc.cli.plans_table import also, checkpointing, knobs, plans_table, times_known
+from memcalc.cli.plans_table import also, checkpointing, clock, knobs, plans_table, times_known
 from memcalc.precision import PRECISIONS
 from memcalc.tables import columns, folded, heading, printable, render
 from memcalc.units import format_both, format_bytes, format_count
@@ -54,18 +54,15 @@ def shown(found: Recommendation, confirmed: list[Confirmation], format: str, tok
 
 
 def _csv(found: Recommendation, confirmed: list[Confirmation], tokens: int) -> str:
-    names = [
-        "also", "runnable", "peak_bytes", "needed_bytes", "headroom_bytes", "step_seconds_low", "step_seconds", "step_seconds_high",
-        "tokens_per_second", "mfu", "relative_speed", "reason",
-    ]  # fmt: skip
+    names = ["also", "runnable", "peak_bytes", "needed_bytes", "headroom_bytes"]
     numbers: list[tuple[object, ...]] = [
-        (also(c.plan), not c.plan.untrained, c.peak, c.needed, c.headroom, c.time.low, c.time.total, c.time.high,
-         round(c.time.tokens_per_second, 1), round(c.time.mfu, 4), round(c.speed, 4), c.reason)
+        (also(c.plan), not c.plan.untrained, c.peak, c.needed, c.headroom, *clock(c, tokens).values(),
+         round(c.speed, 4), c.reason)
         for c in found.plans
     ]  # fmt: skip
-    if tokens:
-        names.append("gpu_hours")
-        numbers = [(*n, round(c.gpu_hours(tokens), 1)) for n, c in zip(numbers, found.plans, strict=True)]
+    if found.plans:
+        names += clock(found.plans[0], tokens)
+    names += ["relative_speed", "reason"]
     if confirmed:
         names += ["rehearsed_peak_bytes", "rehearsed_needed_bytes"]
         by_both = {c.choice.plan.to_json(): (c.peak, c.needed) for c in confirmed}
@@ -86,7 +83,7 @@ def _title(found: Recommendation, format: str) -> str:
     ranks = " or ".join(map(str, job.ranks)) if len(job.ranks) < 4 else f"{job.ranks[0]} to {job.ranks[-1]}"
     machines = max(map(job.nodes, job.ranks))
     over = f" on {'up to ' * (len(job.ranks) > 1)}{machines} machines" * (machines > 1)
-    place = f"{ranks} x {base.gpu or 'GPU'}{over}" if base.device == "cuda" else f"{ranks} ranks on CPU cores"
+    place = f"{ranks} x {base.gpu or 'GPU'}{over}" if base.device == "cuda" else f"{ranks} rank{'s' * (job.ranks[-1] > 1)} on CPU cores"
     size = f"{format_count(count)} parameters"
     name = size if base.model.name == size else f"{base.model.name}: {size}"
     return f"{title}\n{printable(f'{name} on {place}, {where}{free}; {format_count(found.tried)} plans tried')}"
@@ -121,7 +118,7 @@ def _others(found: Recommendation, tokens: int) -> Iterator[str]:
     """The plan on fewest ranks, and what would change the answer."""
     if found.fewest is not None and len(found.search.ranks) > 1:
         few = found.fewest
-        hours = f", {few.gpu_hours(tokens):,.0f} GPU-hours" if tokens else ""
+        hours = f", {few.gpu_hours(tokens):,.0f} GPU-hours" if tokens and times_known(few.plan) else ""
         yield f"fewest ranks: {few.plan.strategy}, {brief(few.plan)}, at {few.speed:.2f} of the speed{hours}"
     if found.change is not None:
         change = found.change

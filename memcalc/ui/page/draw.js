@@ -161,8 +161,9 @@ export function look(column) {
   line?.setAttribute("x2", at + 0.5);
 }
 
-/** A range of seconds as the command line writes it: three digits. */
+/** A range of seconds as the command line writes it: three digits; none are known of cores that were not measured. */
 const seconds = (low, high) => {
+  if (low === null) return "–";
   const [factor, unit] = high < 1 ? [1000, "ms"] : [1, "s"];
   return `${[low, high].map((each) => Number((each * factor).toPrecision(3))).join(" to ")} ${unit}`;
 };
