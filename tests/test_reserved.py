@@ -76,6 +76,13 @@ def test_the_optimizers_states_come_after_the_first_backward() -> None:
     assert any(name.endswith(" gradient") for name in before)
 
 
+def test_gradients_that_the_next_step_frees_are_not_kept_for_good() -> None:
+    """NO_SHARD's: with accumulation the step makes others of their names, which are freed as well."""
+    plan = dataclasses.replace(NAMED["accumulated"], strategy="fsdp-no-shard", ranks=2, precision="amp-bf16")
+    timeline = ledger(plan)
+    assert replayed(plan, timeline, EXPANDABLE).peak_allocated == timeline.peak().bytes
+
+
 @pytest.mark.parametrize("version", ["1", "2"])
 def test_states_are_made_in_the_models_order(version: str) -> None:
     """``model.parameters()``: blocks between the embedding and the head, although those two are one unit."""

@@ -242,6 +242,12 @@ FAULTS = [
         wrong="    return [weight for weight in weights if weight.name in place]",
     ),
     Fault(
+        name="gradients that the next step frees are kept for good",
+        file="reserved.py",
+        right="if ident in gradients and ident not in freed",
+        wrong="if ident in gradients",
+    ),
+    Fault(
         name="a shard's cast copy is of one weight only",
         file="parallel/fully_shard.py",
         right="sum(counts.values()), self.low))",

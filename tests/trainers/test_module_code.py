@@ -158,7 +158,7 @@ def test_code_that_misbehaves_is_one_line(name: str, message: str, capsys: pytes
             "neither in .* nor installed: unknown module 'own_module'; did you mean 'own_modules'",
         ),
         ("test.own_modules:Stack", "module test.own_modules is neither in"),
-        (f"{OWN.parent}/own_module.py:Stack", "does not exist: .*did you mean 'own_modules.py'"),
+        (f"{OWN.parent}/own_module.py:Stack", "does not exist; did you mean 'own_modules.py'"),
     ],
 )
 def test_names_that_lead_nowhere(name: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
