@@ -123,7 +123,7 @@ FAULTS = [
     ),
     Fault(
         name="every stage of a stack of layers receives what the first block takes",
-        file="ledger.py",
+        file="step.py",
         right="return found.__getitem__",
         wrong="return lambda block: found[0]",
     ),
