@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memcalc import ledger as ledger_module
 from memcalc import schedules
+from memcalc import step as step_module
 from memcalc.assumptions import uncounted
 from memcalc.deepspeed import DeepSpeed
 from memcalc.errors import PlanError
@@ -172,7 +172,7 @@ def test_counted_micro_batches_need_what_played_ones_do(
 def test_a_long_1f1b_needs_what_all_its_micro_batches_do(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = piped(3, dataclasses.replace(PLAIN, accumulation=12, micro_batch=1))
     short = ledger(plan, 0).peak().bytes
-    monkeypatch.setattr(ledger_module, "played", lambda *where, **_: where[3])
+    monkeypatch.setattr(step_module, "played", lambda *where, **_: where[3])
     assert ledger(plan, 0).peak().bytes == short
 
 
