@@ -190,6 +190,8 @@ class Layout(Group):
     def _unpiped(self, plan: Plan) -> str:
         if plan.model.family not in ("gpt2", "llama", "mlp"):
             return "with pipeline parallel other models than GPT-2, Llama and mlp"
+        if plan.model.batch_norm:
+            return "with pipeline parallel and batch norm, whose statistics each micro batch would move"
         if plan.strategy not in ("single", "ddp") and not (plan.strategy_row.gathers and plan.fsdp.version == "2"):
             return f"with pipeline parallel by {plan.strategy}; take single, ddp or FSDP 2"
         if plan.strategy_row.gathers and self.schedule == "interleaved":

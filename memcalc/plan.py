@@ -30,13 +30,7 @@ from memcalc.offload import Offload
 from memcalc.optimizers import OPTIMIZERS, Optimizer
 from memcalc.precision import PRECISIONS, Precision
 from memcalc.records import build, check_types
-from memcalc.sound import (
-    check_attention,
-    check_effects,
-    check_fields,
-    check_world,
-    name_exactly,
-)
+from memcalc.sound import check_attention, check_effects, check_fields, check_world, name_exactly
 from memcalc.spec import Weight
 from memcalc.startup import Startup
 from memcalc.strategies import STRATEGIES, Strategy

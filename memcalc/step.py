@@ -12,15 +12,7 @@ from memcalc.checkpointing import matrix_products
 from memcalc.cross_entropy import loss_of
 from memcalc.graph import Tensor
 from memcalc.models import Block
-from memcalc.parallel import (
-    EMBEDDINGS,
-    Replicated,
-    build_whole,
-    flattened,
-    make,
-    resume,
-    shard_units,
-)
+from memcalc.parallel import EMBEDDINGS, Replicated, build_whole, flattened, make, resume, shard_units
 from memcalc.pipeline import Crossing, Flight, Links, whole_batch
 from memcalc.plan import Plan
 from memcalc.recorder import granularity

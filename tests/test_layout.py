@@ -207,3 +207,12 @@ def test_expert_parallel_has_some_experts_and_exchanges_rows() -> None:
     assert not any("rows of all ranks" in name for name in whole.names)
     with pytest.raises(MemcalcError, match="expert parallel with fsdp-full-shard"):
         dataclasses.replace(plan, strategy="fsdp-full-shard")
+
+
+def test_what_a_pipeline_cannot_train_is_said() -> None:
+    mlp = Model(name="deep", family="mlp", layers=4, hidden=8, features=8, classes=2)
+    plan = Plan(model=mlp, micro_batch=2, accumulation=2, ranks=2, strategy="single", layout=Layout(pipeline=2))
+    assert plan.untrained == ""
+    assert "batch norm" in dataclasses.replace(plan, model=dataclasses.replace(mlp, batch_norm=True)).untrained
+    bert = dataclasses.replace(plan, model=MODELS["bert-base"], tokens=64)
+    assert "other models" in bert.untrained

@@ -9,14 +9,7 @@ import click
 
 from memcalc.cli.confirmed import confirm
 from memcalc.cli.kinds import File, Free, Name, Names, Share, Whole
-from memcalc.cli.options import (
-    Command,
-    build_plan,
-    given,
-    option,
-    plan_options,
-    training_tokens,
-)
+from memcalc.cli.options import Command, build_plan, given, option, plan_options, training_tokens
 from memcalc.cli.progress import waiting
 from memcalc.cli.recommended import brief, follow_up, nothing, shown
 from memcalc.errors import InputError
