@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memcalc.plan import Plan
     from memcalc.recommend import Choice
 
-__all__ = ["also", "checkpointing", "knobs", "plans_table", "times_known"]
+__all__ = ["also", "checkpointing", "clock", "knobs", "plans_table", "times_known"]
 
 Columns = dict[str, list[object]]
 
@@ -30,7 +30,7 @@ def plans_table(plans: Sequence[Choice], tokens: int, format: str, room: int | N
         text = render(list(zip(*found.values(), strict=True)), list(found), format)
         if room is None or max(map(len, text.splitlines())) <= room:
             break
-    return text, [name for name in _LEFT_OUT if name not in found]
+    return text, [name for name in _LEFT_OUT if name in whole and name not in found]
 
 
 def _narrower(found: Columns, plans: Sequence[Choice]) -> Iterator[Columns]:
@@ -64,15 +64,18 @@ def _columns(plans: Sequence[Choice], tokens: int) -> Columns:
             "also": also(c.plan),
             "peak": format_both(c.peak),
             "headroom": format_both(c.headroom),
-            "step": _step(c) if times_known(c.plan) else "-",
-            "tokens/s": f"{c.time.tokens_per_second:,.0f}" if c.plan.tokens and times_known(c.plan) else "-",
+            "step": _step(c),
+            "tokens/s": f"{c.time.tokens_per_second:,.0f}" if c.plan.tokens else "-",
             "MFU": f"{c.time.mfu:.0%}" if c.plan.device == "cuda" else "-",
             "speed": f"{c.speed:.2f}",
-            **({"GPU-hours": f"{c.gpu_hours(tokens):,.0f}" if times_known(c.plan) else "-"} if tokens else {}),
+            "GPU-hours": f"{c.gpu_hours(tokens):,.0f}" if tokens else "-",
         }
         for number, c in enumerate(plans, 1)
     ]
-    return {name: [row[name] for row in rows] for name in rows[0]}
+    found = {name: [row[name] for row in rows] for name in rows[0]}
+    unknown = [] if times_known(plans[0].plan) else ["step", "tokens/s", "MFU", "GPU-hours"]
+    absent = [*unknown, *([] if tokens else ["GPU-hours"])]
+    return {name: cells for name, cells in found.items() if name not in absent}
 
 
 def times_known(plan: Plan) -> bool:
