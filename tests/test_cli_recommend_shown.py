@@ -146,7 +146,14 @@ def test_seconds_of_cores_that_nobody_measured_are_not_said(run: Run, format_: s
     text = run(*words).output
     if format_ == "json":
         first = json.loads(text)["plans"][0]
-        unknown = {"seconds_per_step_low", "seconds_per_step", "seconds_per_step_high", "tokens_per_second", "mfu", "gpu_hours"}
+        unknown = {
+            "seconds_per_step_low",
+            "seconds_per_step",
+            "seconds_per_step_high",
+            "tokens_per_second",
+            "mfu",
+            "gpu_hours",
+        }
         assert {name for name, value in first.items() if value is None} == unknown
     elif format_ == "csv":
         names, row = list(csv.reader(io.StringIO(text)))[:2]

@@ -83,7 +83,11 @@ def _title(found: Recommendation, format: str) -> str:
     ranks = " or ".join(map(str, job.ranks)) if len(job.ranks) < 4 else f"{job.ranks[0]} to {job.ranks[-1]}"
     machines = max(map(job.nodes, job.ranks))
     over = f" on {'up to ' * (len(job.ranks) > 1)}{machines} machines" * (machines > 1)
-    place = f"{ranks} x {base.gpu or 'GPU'}{over}" if base.device == "cuda" else f"{ranks} rank{'s' * (job.ranks[-1] > 1)} on CPU cores"
+    place = (
+        f"{ranks} x {base.gpu or 'GPU'}{over}"
+        if base.device == "cuda"
+        else f"{ranks} rank{'s' * (job.ranks[-1] > 1)} on CPU cores"
+    )
     size = f"{format_count(count)} parameters"
     name = size if base.model.name == size else f"{base.model.name}: {size}"
     return f"{title}\n{printable(f'{name} on {place}, {where}{free}; {format_count(found.tried)} plans tried')}"
