@@ -33,7 +33,7 @@ Key = tuple[object, ...]
 def _family(plan: Plan) -> Key:
     """Plans that differ in what is computed again, how the loss is taken and how the optimizer walks, all of which the
     plainest of them, by the fastest walk, does without."""
-    return plan.strategy, plan.ranks, plan.layout, plan.fsdp.replicas, plan.precision, plan.offload
+    return plan.strategy, plan.ranks, plan.layout, plan.fsdp, plan.precision, plan.offload
 
 
 def _is_plain(plan: Plan) -> bool:

@@ -16,7 +16,7 @@ from memcalc.strategies import STRATEGIES
 
 __all__ = [
     "CHUNKS", "MICRO_BATCHES", "checkpoints", "default_precisions", "gpu_counts", "kinds", "losses", "micro_batches",
-    "offloads", "pipelines", "plain", "policies", "pure_precision", "tensors", "unsaid_precision",
+    "offloads", "pipelines", "plain", "policies", "pure_precision", "syncs", "tensors", "unsaid_precision",
 ]  # fmt: skip
 
 TENSOR_CORES = (7, 0)
@@ -134,6 +134,11 @@ def losses(base: Plan) -> tuple[Loss, ...]:
     if not (whole and base.tokens >= CHUNKS and base.model.says_words and not base.family.unplayed):
         return (base.loss,)
     return (base.loss, Loss(chunks=CHUNKS, chunk_head=True))
+
+
+def syncs(base: Plan) -> tuple[bool, ...]:
+    """Whether FSDP reduces gradients after every micro batch: that sends more, and no rank keeps all of them whole."""
+    return (True,) if base.fsdp.sync_every_micro_batch else (False, True)
 
 
 def offloads(base: Plan) -> tuple[bool, ...]:

@@ -28,6 +28,7 @@ FORMS = (
     "the loss is taken in chunks, so that logits are never whole",
     "the optimizer's step is one fused kernel, without temporaries",
     "states wait in host memory and cross the bus every step",
+    "gradients are reduced after every micro batch, so that no rank keeps all of them whole",
 )
 """What a reason says of how a plan is carried out, which is the same for every plan that has it."""
 
@@ -114,8 +115,12 @@ def _on_checkpointing(plan: Plan, known: Known) -> str:
 
 
 def _on_forms(plan: Plan) -> str:
-    here = (plan.loss.chunk_head, plan.optimizer_kind == "fused", plan.offload.on)
+    here = (plan.loss.chunk_head, plan.optimizer_kind == "fused", plan.offload.on, _syncs(plan))
     return "".join(f"; {said}" for said, there in zip(FORMS, here, strict=True) if there)
+
+
+def _syncs(plan: Plan) -> bool:
+    return plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch and plan.accumulation > 1
 
 
 def _on_batch(plan: Plan) -> str:

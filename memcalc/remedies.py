@@ -91,6 +91,8 @@ def _changes(plan: Plan, job: Search) -> Iterator[tuple[str, Plan]]:
         yield "--batch-size 1", replace(plan, micro_batch=1)
     if not plan.checkpoint_every and plan.model.blocks:
         yield "--checkpointing full", replace(plan, checkpoint_every=1)
+    if plan.strategy_row.gathers and plan.accumulation > 1 and plan.layout.pipeline == 1:
+        yield "--sync-every-micro-batch", replace(plan, fsdp=replace(plan.fsdp, sync_every_micro_batch=True))
     if plan.ranks > 1 and plan.strategy != LEANEST:
         yield f"--strategy {LEANEST}", replace(plan, strategy=LEANEST)
     if plan.optimizer_kind != "fused" and "fused" in plan.optimizer_row.kinds:

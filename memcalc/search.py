@@ -48,6 +48,8 @@ class Search:
     kinds: tuple[str, ...]
     """How the optimizer's step walks the parameters."""
     losses: tuple[Loss, ...]
+    syncs: tuple[bool, ...]
+    """Whether FSDP reduces gradients after every micro batch; nothing to choose where a step has one, or in a pipeline."""
     offloads: tuple[bool, ...]
     """Whether parameters and optimizer states wait in the host's memory; looked at only where nothing fits without."""
     micro_batches: tuple[int, ...]
@@ -85,6 +87,7 @@ def search(
     precisions: Sequence[str] | None = None,
     kinds: Sequence[str] | None = None,
     losses: Sequence[Loss] | None = None,
+    syncs: Sequence[bool] | None = None,
     offloads: Sequence[bool] | None = None,
     micro_batches: Sequence[int] | None = None,
     accumulation: int | None = None,
@@ -129,6 +132,7 @@ def search(
         precisions=tuple(open_choices.default_precisions(base) if precisions is None else precisions),
         kinds=tuple(open_choices.kinds(base) if kinds is None else kinds),
         losses=tuple(open_choices.losses(base) if losses is None else losses),
+        syncs=tuple(open_choices.syncs(base) if syncs is None else syncs),
         offloads=tuple(open_choices.offloads(base) if offloads is None else offloads),
         micro_batches=tuple(
             open_choices.micro_batches(base, counts, global_batch) if micro_batches is None else micro_batches
@@ -163,6 +167,7 @@ WITHOUT: dict[str, Callable[[Search], dict[str, Any]]] = {
     "every-n": lambda job: {"checkpoints": tuple(each for each in job.checkpoints if each < 2)},
     "fused": lambda job: {"kinds": (job.base.optimizer_kind,)},
     "chunked-loss": lambda job: {"losses": (job.base.loss,)},
+    "sync-every-micro-batch": lambda job: {"syncs": (False,)},
     "offload": lambda job: {"offloads": (False,)},
 }
 """Choices that can be closed, by name."""

@@ -3,7 +3,7 @@ and in the accumulation that follows from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -63,6 +63,7 @@ def simplicity(plan: Plan) -> tuple[int, ...]:
         plan.loss.chunks,
         plan.optimizer_kind == "fused",
         plan.fsdp.replicas,
+        plan.fsdp.sync_every_micro_batch,
         plan.accumulation,
         plan.micro_batch,
     )
@@ -102,9 +103,11 @@ def _combinations(job: Search) -> Iterator[tuple[Plan | PlanError, list[tuple[in
         if not batches:
             continue
         for strategy, fsdp in _divisions(job, ranks, nodes, layout):
-            for choice in choices:
+            other = fsdp.sync_every_micro_batch and not job.base.fsdp.sync_every_micro_batch
+            some = [each for each in batches if each[1] > 1] if other else batches
+            for choice in choices if some else ():
                 where = {"ranks": ranks, "nodes": nodes, "layout": layout, "strategy": strategy, "fsdp": fsdp}
-                yield _plan(job, batches[0], **where, **choice), batches
+                yield _plan(job, some[0], **where, **choice), some
 
 
 def _layout(job: Search, tensor: int, pipeline: int) -> Layout:
@@ -131,19 +134,21 @@ def _batches(job: Search, data: int, layout: Layout) -> list[tuple[int, int]]:
 
 
 def _divisions(job: Search, ranks: int, nodes: int, layout: Layout) -> Iterator[tuple[str, Fsdp]]:
-    """Strategies that can be on so many ranks, hybrid ones once for each number of copies."""
+    """Strategies that can be on so many ranks, hybrid ones once for each number of copies, and all that gather once for
+    each way to reduce gradients."""
     data, base = ranks // layout.model_parallel, job.base.fsdp
     for name in job.strategies:
         row = STRATEGIES[name]
         if row.parallel if data == 1 and "single" in job.strategies else data > 1 and not row.parallel:
             continue
         fsdp = base if row.gathers else Fsdp()
-        if not row.replicates or base.replicas:
-            yield name, fsdp
-            continue
-        for copies in sorted({nodes // 2, nodes, 2 * nodes, 4 * nodes}):
-            if 1 < copies < data and not data % copies:
-                yield name, replace(fsdp, replicas=copies)
+        copies: Iterable[int] = (base.replicas,) if row.gathers else (0,)
+        if row.replicates and not base.replicas:
+            counts = sorted({nodes // 2, nodes, 2 * nodes, 4 * nodes})
+            copies = (count for count in counts if 1 < count < data and not data % count)
+        syncs = job.syncs if row.gathers and layout.pipeline == 1 else (fsdp.sync_every_micro_batch,)
+        for count, sync in product(copies, syncs):
+            yield name, replace(fsdp, replicas=count, sync_every_micro_batch=sync)
 
 
 def _choices(job: Search) -> Iterator[dict[str, object]]:

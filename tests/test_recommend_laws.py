@@ -17,11 +17,13 @@ from memcalc.checkpointing import Checkpointing
 from memcalc.errors import InputError, PlanError
 from memcalc.estimate import estimate
 from memcalc.fitting import state_bound
+from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.peaks import peak_of
 from memcalc.plan import Plan
 from memcalc.recommend import TIE, candidates, recommend
 from memcalc.search import Search, search
+from memcalc.strategies import STRATEGIES
 from memcalc.structures import FILL
 from memcalc.throughput import step_time
 from tests.drawn_models import models
@@ -37,6 +39,7 @@ def brute_force(job: Search) -> list[Plan]:
         [*((every, "recompute-all") for every in job.checkpoints), *((1, policy) for policy in job.policies)],
         job.precisions, job.kinds, job.losses, job.micro_batches,
     ):  # fmt: skip
+        accumulation = job.accumulation or (FILL * pipeline if pipeline > 1 else 1)
         base = job.base
         if base.ranks % (tensor * pipeline) or (base.ranks == tensor * pipeline) != (name == "single"):
             continue
@@ -45,12 +48,14 @@ def brute_force(job: Search) -> list[Plan]:
             pipeline=pipeline,
             sequence=tensor > 1 and base.tokens % tensor == 0,
         )
-        with contextlib.suppress(PlanError):
-            found.append(replace(
-                base, strategy=name, layout=layout, checkpoint_every=every, checkpointing=Checkpointing(policy=policy),
-                precision=precision, optimizer_kind=kind, loss=loss, micro_batch=size,
-                accumulation=FILL * pipeline if pipeline > 1 else 1,
-            ))  # fmt: skip
+        chooses = STRATEGIES[name].gathers and accumulation > 1 and pipeline == 1
+        for sync in job.syncs if chooses else (False,):
+            with contextlib.suppress(PlanError):
+                found.append(replace(
+                    base, strategy=name, layout=layout, checkpoint_every=every, checkpointing=Checkpointing(policy=policy),
+                    precision=precision, optimizer_kind=kind, loss=loss, micro_batch=size,
+                    accumulation=accumulation, fsdp=Fsdp(sync_every_micro_batch=sync),
+                ))  # fmt: skip
     return found
 
 
@@ -86,6 +91,7 @@ def small_jobs(draw: st.DrawFn) -> Search:
         losses=some(open_.losses),
         offloads=[False],
         micro_batches=some([1, 2, 3, 5, 17, 64], 3),
+        accumulation=draw(st.sampled_from([None, 3])),
     )
 
 

@@ -131,6 +131,7 @@ def also(plan: Plan) -> str:
         f"{plan.fsdp.replicas} copies" * (plan.fsdp.replicas > 1),
         "fused" * (plan.optimizer_kind == "fused"),
         "chunked loss" * plan.loss.chunk_head,
+        "sync every micro batch" * (plan.strategy_row.gathers and plan.fsdp.sync_every_micro_batch),
         "offload" * plan.offload.on,
         "estimated only" * bool(plan.untrained),
     ]

@@ -47,7 +47,8 @@ _S, _R = "The search", "The run"
 
 
 CLOSED = (
-    "tensor-parallel", "pipeline-parallel", "checkpointing", "selective", "every-n", "fused", "chunked-loss", "offload",
+    "tensor-parallel", "pipeline-parallel", "checkpointing", "selective", "every-n", "fused", "chunked-loss",
+    "sync-every-micro-batch", "offload",
 )  # fmt: skip
 """Choices that --without closes, beside strategies: the keys of ``memcalc.search.WITHOUT``."""
 
