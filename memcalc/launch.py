@@ -143,7 +143,7 @@ def _run(
             sweep(out)
     if code:
         ended(out, "failed")
-        raise failure(plan, out, code, log=place.log)
+        raise failure(plan, out, code, log=place.log, restarts=place.restarts)
     return Run(out=out, seconds=time.monotonic() - started)
 
 
