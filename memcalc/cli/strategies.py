@@ -191,7 +191,11 @@ def _title(base: Plan) -> str:
     count = format_count(sum(weight.numel for weight in base.weights))
     size = f"{count} parameters"
     name = size if base.model.name == size else f"{base.model.name} ({size})"
-    each = f", {things(base.micro_batch, 'sample')} of {things(base.tokens, 'token')} on each" if base.tokens else ""
+    each = (
+        f", {things(base.micro_batch, 'sample')} of {base.tokens} token{'s' * (base.tokens > 1)} on each"
+        if base.tokens
+        else ""
+    )
     return printable(f"{name}, {base.optimizer}, {things(base.ranks, 'GPU')}{nodes}{card}{each}")
 
 

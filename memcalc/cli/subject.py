@@ -66,6 +66,14 @@ def is_plan(path: Path) -> bool:
     return isinstance(data, dict) and "memcalc_plan" in data
 
 
+def _bare(path: Path) -> bool:
+    """A folder that says no model."""
+    try:
+        return path.is_dir() and not any((path / name).is_file() for name in FILES)
+    except (OSError, ValueError):  # too long for a path, or in a folder that may not be read
+        return False
+
+
 def _without(folder: Path) -> FileError:
     return FileError(f"{folder} is a folder without the run.json of a run or the config.json of a model")
 
@@ -88,11 +96,10 @@ class _Model(click.ParamType):  # type: ignore[type-arg]
         try:
             found = self.model.convert(value, param, ctx)
         except UnknownNameError:
-            if RunFolder in self.kinds and path.is_dir():
+            if RunFolder in self.kinds and _bare(path):
                 raise _without(path) from None
             raise
-        bare = isinstance(found, Path) and found.is_dir() and not any((found / name).is_file() for name in FILES)
-        if RunFolder in self.kinds and bare:
+        if RunFolder in self.kinds and isinstance(found, Path) and _bare(found):
             raise _without(path)
         return found
 
