@@ -25,6 +25,8 @@ settings.load_profile("memcalc")
 ROOT = Path(__file__).resolve().parent.parent
 # What somebody measured on this machine would change times and bytes.
 os.environ["MEMCALC_CALIBRATION"] = str(ROOT / "no-such-calibration.json")
+# pytest-xdist says 80 to its workers; what is printed into a file has no width.
+os.environ.pop("COLUMNS", None)
 # A busy machine would put lines among those that a test reads.
 progress.EVERY = 3600.0
 TORCH = importlib.util.find_spec("torch") is not None
