@@ -8,6 +8,12 @@ __all__ = ["FAULTS"]
 
 FAULTS = [
     Fault(
+        name="a search leaves out what neither the replay nor published shares see",
+        file="fitting.py",
+        right="    return highest(plan, timeline.peak().bytes, found.peak_reserved) + rest.high",
+        wrong="    return max(found.peak_reserved, most_reserved(plan, timeline.peak().bytes)) + rest.high",
+    ),
+    Fault(
         name="what a pipeline's engine holds on to piles up from step to step",
         file="reserved.py",
         right="return [event, (replaced[ident] - size, -delta)] if delta > 0 and ident in replaced else [event]",
