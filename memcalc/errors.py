@@ -26,8 +26,9 @@ class MemcalcError(Exception):
 
 # So many names are listed whole; of more, so many of the closest.
 _ALL_SHOWN, _CLOSE = 20, 8
-# How alike, of 1, a name must be to be meant: what difflib takes itself. At 0.5 "deepseek-v3" is "resnet-34".
-_NEAR = 0.6
+# How alike, of 1, a name must be to be meant: what difflib takes itself (at 0.5 "deepseek-v3" is "resnet-34"); of a
+# name of two or three letters one may be wrong.
+_NEAR, _NEAR_SHORT, _SHORT = 0.6, 0.5, 3
 LONGEST = 100
 """Characters of a mistaken name that are compared with those known: none is longer, and to compare takes their square."""
 
@@ -52,7 +53,7 @@ class UnknownNameError(InputError):
 
         spelled = {known.lower(): known for known in self.known}
         written = name[:LONGEST].lower()
-        near = get_close_matches(written, spelled, n=1, cutoff=_NEAR)
+        near = get_close_matches(written, spelled, n=1, cutoff=_NEAR_SHORT if len(written) <= _SHORT else _NEAR)
         self.nearest = spelled[near[0]] if near else None
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
         shown = self.known
