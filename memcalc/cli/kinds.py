@@ -95,9 +95,10 @@ class ModelName(Name):
         path = None if text in self.known else config_path(text)
         if path is not None:
             # As a hub writes it: nothing is downloaded, but the model may be one of the catalog's.
-            if not path.exists() and path.name in self.known:
+            if path.name in self.known and not path.is_symlink() and not path.exists():
                 raise FileError(
-                    f"{text} does not exist, and nothing is downloaded; did you mean {path.name.lower()!r}?"
+                    f"{path} does not exist; give the path of a config.json or of a folder that has one: nothing is "
+                    f"downloaded; did you mean {path.name.lower()!r}?"
                 )
             return path
         try:
