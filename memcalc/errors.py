@@ -26,6 +26,9 @@ class MemcalcError(Exception):
 
 # So many names are listed whole; of more, so many of the closest.
 _ALL_SHOWN, _CLOSE = 20, 8
+# How alike, of 1, a name must be to be meant: what difflib takes itself (at 0.5 "deepseek-v3" is "resnet-34"); of a
+# name of two or three letters one may be wrong.
+_NEAR, _NEAR_SHORT, _SHORT = 0.6, 0.5, 3
 LONGEST = 100
 """Characters of a mistaken name that are compared with those known: none is longer, and to compare takes their square."""
 
@@ -40,23 +43,24 @@ class UnknownNameError(InputError):
     >>> str(UnknownNameError("GPU", "a100-80", ["a100-80gb", "t4"]))
     "unknown GPU 'a100-80'; did you mean 'a100-80gb'? known: a100-80gb, t4"
 
-    Names are in the alphabet's order; of more than twenty the closest eight are shown.
+    Names are in the alphabet's order; of more than twenty the closest eight are shown. ``others`` ends the line: what
+    is taken besides.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+    def __init__(self, kind: str, name: str, known: Iterable[str], others: str = "") -> None:
         self.kind, self.name, self.known = kind, name, sorted(known)
         from difflib import get_close_matches  # only a mistake needs it, and every start would pay for it
 
         spelled = {known.lower(): known for known in self.known}
         written = name[:LONGEST].lower()
-        near = get_close_matches(written, spelled, n=1, cutoff=0.5)
+        near = get_close_matches(written, spelled, n=1, cutoff=_NEAR_SHORT if len(written) <= _SHORT else _NEAR)
         self.nearest = spelled[near[0]] if near else None
         hint = f"; did you mean {self.nearest!r}?" if self.nearest else ";"
         shown = self.known
         if len(shown) > _ALL_SHOWN:
             shown = sorted(get_close_matches(written, shown, n=_CLOSE, cutoff=0.0))
         more = f" and {len(self.known) - len(shown)} more" if len(shown) < len(self.known) else ""
-        super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(shown) or 'none'}{more}")
+        super().__init__(f"unknown {kind} {shorten(name)}{hint} known: {', '.join(shown) or 'none'}{more}{others}")
 
 
 class PlanError(InputError):

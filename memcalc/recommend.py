@@ -20,6 +20,7 @@ from memcalc.closest import closest
 from memcalc.collector import uncollected
 from memcalc.errors import PlanError
 from memcalc.fitting import exactly_needed, needed_bytes
+from memcalc.hardware import GPUS
 from memcalc.peaks import fullest_of, peak_of
 from memcalc.plan import Plan
 from memcalc.reasons import Known, why
@@ -95,6 +96,8 @@ class Change:
     """Bytes per rank."""
     speed: float
     """Samples per second against the first plan, above 1."""
+    card: str | None
+    """The smallest card of the catalog, of the same maker, that has so much; None where none has, or on CPU cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,7 +233,26 @@ def _change(field: Field, first: int) -> Change | None:
     missing, entry = found[0], entries[found[1]]
     if missing <= 0:  # the replay refused it
         missing = exactly_needed(field.plan(entry), 0) - field.job.limit(field.plan(entry))
-    return Change(plan=field.plan(entry), missing=missing, speed=float(field.seconds[first] / field.seconds[entry]))
+    plan = field.plan(entry)
+    return Change(
+        plan=plan, missing=missing, speed=float(field.seconds[first] / field.seconds[entry]),
+        card=_card(plan, field.job.capacity + missing),
+    )  # fmt: skip
+
+
+def _card(plan: Plan, size: int) -> str | None:
+    """The smallest card with so many bytes: of the maker of the plan's card, whose programs it runs.
+
+    >>> from memcalc.models import MODELS
+    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, gpu="a100-80gb")
+    >>> _card(plan, 90 * 10**9), _card(plan, 10**12)
+    ('rtx-pro-6000', None)
+    """
+    if plan.device == "cpu":
+        return None
+    maker = plan.gpu_row.architecture[:3] if plan.gpu_row else ""
+    rows = [row for row in GPUS.values() if row.usable_bytes >= size and row.architecture.startswith(maker)]
+    return min(rows, key=lambda row: row.usable_bytes).name if rows else None
 
 
 def _refusals(field: Field) -> Iterator[Refusal]:

@@ -31,7 +31,7 @@ from memcalc.measurement import Measurement
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.records import build
-from memcalc.training import Training
+from memcalc.training import LIMITS, Training
 from memcalc.units import format_bytes
 
 __all__ = [
@@ -108,7 +108,25 @@ def continued(out: Path, given: Mapping[str, Any]) -> tuple[Training, str]:
     changed = [
         f"{name.replace('_', ' ')} {now[name]} (was {value})" for name, value in before.items() if now[name] != value
     ]
-    return training, f"changed from the run so far: {', '.join(changed)}" if changed else ""
+    if not changed:
+        return training, ""
+    return training, f"changed from the run so far: {', '.join(changed)}{_curve(out, before, training)}"
+
+
+def _curve(out: Path, before: Mapping[str, Any], now: Training) -> str:
+    """Where another number of steps bends the learning rate's curve: both rates of the step that comes next; else blank."""
+    checkpoint, steps, (least, most) = newest_checkpoint(out), before.get("steps"), LIMITS["steps"]
+    if checkpoint is None or steps == now.steps or type(steps) is not int or not least <= steps <= most:
+        return ""
+    step = checkpoint[0]
+    was = replace(now, steps=steps)
+    if all(was.rate_at(each) == now.rate_at(each) for each in (step, was.steps - 1)):
+        return ""
+    before_it = f"has {was.rate_at(step):.3g}" if step < steps else f"ended with {was.rate_at(steps - 1):.3g}"
+    return (
+        f"; the learning rate follows the curve of {now.steps} steps from here: {now.rate_at(step):.3g} in step {step + 1}, "
+        f"where that of {steps} {before_it}"
+    )
 
 
 def check_folder(plan: Plan, out: Path, *, resume: bool) -> None:

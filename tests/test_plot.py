@@ -33,6 +33,13 @@ def test_files_of_both_kinds_carry_their_text(run: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "again.svg", "b.svg", "sweep.png"]
 
 
+def test_a_line_that_leaves_a_sweep_s_figure_says_how_far(run: Run, tmp_path: Path) -> None:
+    words = ["plot", "gpt2-tiny", "--gpu", "t4", "--against", "micro-batch", "-o", "sweep.svg", "--values"]
+    for values, above in (("1,64", False), ("1,99999", True)):
+        assert run(*words, values).exit_code == 0
+        assert ("go on above: single " in (tmp_path / "sweep.svg").read_text(encoding="utf-8")) == above
+
+
 @pytest.mark.parametrize(("words", "said"), [
     (["-o", "x.html"], "'x.html' is no figure; for a page: memcalc report with the same model and -o"),
     (["-o", "x.gif"], "'x.gif' says no format of a figure; end its name in .png or .svg"),

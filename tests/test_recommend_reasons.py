@@ -168,3 +168,7 @@ def test_what_more_memory_would_make_possible() -> None:
     assert found.change is not None and found.change.speed > 1 + TIE
     more = replace(job, capacity=job.capacity + found.change.missing)
     assert needed_bytes(found.change.plan, peak_of(found.change.plan)) == more.capacity
+    # The next larger card, and none smaller.
+    assert found.change.card is not None
+    sizes = sorted(row.usable_bytes for row in GPUS.values() if row.usable_bytes >= more.capacity)
+    assert GPUS[found.change.card].usable_bytes == sizes[0]

@@ -117,7 +117,9 @@ def test_what_is_given_wins_and_is_said(interrupted: Path, stub: Callable[[str],
     stub(SHOW)
     lines = resume(interrupted, "--steps", 500, "--seed", 7, "--data", "other.txt").output.splitlines()
     there = tmp_path / "there" / "book.txt"
-    assert lines[0] == f"changed from the run so far: data {tmp_path}/other.txt (was {there}), steps 500 (was 420)"
+    assert lines[0] == f"changed from the run so far: data {tmp_path}/other.txt (was {there}), steps 500 (was 420)" + (
+        "; the learning rate follows the curve of 500 steps from here: 0.000472 in step 301, where that of 420 has 0.000306"
+    )
     assert "--steps 500 --seed 7 --learning-rate 0.001" in lines[-2]
     # What was said last is how the run is trained from here on.
     assert continued(interrupted, {})[0].steps == 500

@@ -21,6 +21,7 @@ from memcalc.estimate import estimate
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.strategies import STRATEGIES
+from memcalc.ui.answers import why
 from memcalc.ui.server import Server
 from memcalc.ui.words import asked, plan_of, query_of
 from tests.serving import ask, served
@@ -98,6 +99,15 @@ def test_a_recommended_plan_can_be_taken_over(server: Server) -> None:
     assert found["plans"]
     for row in found["plans"]:
         assert plan_of(asked(row["query"])) == Plan.from_dict(row["plan"])
+        assert row["why"].endswith(row["reason"])
+        assert row["runnable"] and "estimated only" not in row["why"]
+
+
+def test_a_plan_that_memcalc_cannot_train_says_so() -> None:
+    words = "model=llama-tiny&adapter=lora&quantize=nf4-double&precision=bf16"
+    assert why(plan_of(asked(words)), "it fits") == (
+        "estimated only; memcalc cannot train quantised weights (nf4-double); it fits"
+    )
 
 
 def test_where_nothing_fits_the_command_s_line_is_told(server: Server) -> None:

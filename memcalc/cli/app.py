@@ -132,23 +132,11 @@ def explain(error: BaseException) -> tuple[str, int]:
     return f"internal error {type(error).__name__}{what}; please report it with the output of memcalc --debug ...", 70
 
 
-_ELSEWHERE = {
-    "--lora": "--adapter lora",
-    "--qlora": "--adapter lora --quantize nf4-double",
-    "--peft": "--adapter lora",
-    "--bf16": "--precision amp-bf16",
-    "--fp16": "--precision amp-fp16",
-    "--gradient-checkpointing": "--checkpointing full",
-    "--activation-checkpointing": "--checkpointing full",
-}
-"""What other programs name by options of their own; no word of memcalc's is near enough to be guessed."""
-
-
 def _elsewhere(error: click.NoSuchOption) -> str:
-    """How memcalc says it, where the command has that option; else blank."""
-    said = _ELSEWHERE.get(error.option_name.replace("_", "-").lower(), "")
-    known = {name for param in error.ctx.command.params for name in param.opts} if error.ctx else set()
-    return said if said and said.split()[0] in known else ""
+    """How memcalc says an option of other programs, where the command can; else blank."""
+    from memcalc.cli.elsewhere import elsewhere  # only a mistake needs it
+
+    return elsewhere(error.option_name, error.ctx)
 
 
 @click.group("memcalc", cls=App, context_settings=SETTINGS, epilog=EXAMPLES, invoke_without_command=True)

@@ -79,6 +79,7 @@ def as_dict(found: Recommendation, confirmed: list[Confirmation], tokens: int = 
             "plan": json.loads(found.change.plan.to_json()),
             "missing_bytes": found.change.missing,
             "relative_speed": found.change.speed,
+            "smallest_gpu": found.change.card,
         },
         "looked": {**dataclasses.asdict(found.looked), "slower": found.looked.slower},
         "refused": [

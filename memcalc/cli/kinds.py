@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memcalc.catalog import Catalog
-from memcalc.errors import InputError, UnknownNameError, shorten
+from memcalc.errors import FileError, InputError, UnknownNameError, shorten
 from memcalc.hf.paths import config_path
 from memcalc.units import parse_bytes, parse_count
 
@@ -62,6 +62,16 @@ class Name(Kind):
     def __init__(self, what: str, known: Collection[str]) -> None:
         self.what, self.known = what, known
 
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            return super().convert(value, param, ctx)
+        except UnknownNameError as error:
+            from memcalc.cli.elsewhere import elsewhere  # only a mistake needs it
+
+            if said := elsewhere(error.name, ctx):
+                raise InputError(f"unknown {error.kind} {shorten(error.name)}; memcalc says it {said}") from None
+            raise
+
     def read(self, text: str, option: str) -> str:
         if isinstance(self.known, Catalog):
             return str(self.known[text].name)
@@ -73,6 +83,9 @@ class Name(Kind):
         return self.known
 
 
+MORE_MODELS = "; memcalc estimate --help names them, and the path of any model's config.json is taken, too"
+
+
 class ModelName(Name):
     """A name from the catalog of models, or the path of a config.json or of a folder that has one."""
 
@@ -80,7 +93,18 @@ class ModelName(Name):
 
     def read(self, text: str, option: str) -> str | Path:  # type: ignore[override]
         path = None if text in self.known else config_path(text)
-        return super().read(text, option) if path is None else path
+        if path is not None:
+            # As a hub writes it: nothing is downloaded, but the model may be one of the catalog's.
+            if path.name in self.known and not path.is_symlink() and not path.exists():
+                raise FileError(
+                    f"{path} does not exist; give the path of a config.json or of a folder that has one: nothing is "
+                    f"downloaded; did you mean {path.name.lower()!r}?"
+                )
+            return path
+        try:
+            return super().read(text, option)
+        except UnknownNameError as error:
+            raise UnknownNameError(error.kind, error.name, self.known, MORE_MODELS) from None
 
 
 class Whole(Kind):

@@ -59,12 +59,19 @@ of them share.
     help="Text file or a folder of them, uint16 .bin, images in class folders or .npy; default: Python's own source files.",
 )
 @click.option("--tokenizer", type=File(), metavar="JSON", help="A tokenizers file; default: bytes are tokens.")
-@click.option("--steps", type=Whole(*LIMITS["steps"]), default=20, show_default=True, help="Optimizer steps in all.")
+@click.option(
+    "--steps",
+    type=Whole(*LIMITS["steps"]),
+    default=20,
+    show_default=True,
+    help="Optimizer steps in all; the learning rate's curve ends with them.",
+)
 @click.option("--out", type=File(), metavar="DIR", help="Folder of the run, new or empty; --config may say one.")
 @click.option(
     "--resume",
     is_flag=True,
-    help="Continue from the newest complete checkpoint in --out; options that are not given stay as they were.",
+    help="Continue from the newest complete checkpoint in --out; options that are not given stay as they were. With "
+    "another --steps the learning rate follows the curve of that many from there on.",
 )
 @click.option("--seed", type=Whole(*LIMITS["seed"]), default=0, show_default=True)
 @click.option("--learning-rate", type=float, default=3e-4, show_default=True)

@@ -124,10 +124,10 @@ def _others(found: Recommendation, tokens: int) -> Iterator[str]:
         few = found.fewest
         hours = f", {few.gpu_hours(tokens):,.0f} GPU-hours" if tokens and times_known(few.plan) else ""
         yield f"fewest ranks: {few.plan.strategy}, {brief(few.plan)}, at {few.speed:.2f} of the speed{hours}"
-    if found.change is not None:
-        change = found.change
+    if (change := found.change) is not None and (change.card or change.plan.device == "cpu"):  # else nobody can have it
+        has = f" ({change.card} has so much)" if change.card else ""
         yield (
-            f"what would change it: {format_both(change.missing)} more on each, for {change.plan.strategy}, "
+            f"what would change it: {format_both(change.missing)} more on each{has}, for {change.plan.strategy}, "
             f"{brief(change.plan)}, {change.speed - 1:.0%} faster"
         )
 

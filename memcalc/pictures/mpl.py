@@ -256,10 +256,14 @@ def _unit(size: int) -> tuple[str, int]:
     return next(((unit, factor) for unit, factor in reversed(DECIMAL.items()) if size >= factor), ("B", 1))
 
 
+_CARDS = 2
+"""The y axis of a sweep shows so many times the card's memory at most; doublings that go a step past it mostly end below."""
+
+
 def _draw_sweep(canvas: Figure, figure: Sweep, surface: Surface) -> None:
     below = _ROW * (-(-len(figure.lines) // _ABREAST) + 0.5)
     axes = canvas.add_axes((0.062, 0.105 + below, 0.926, 0.765 - below))
-    shown = figure.top if figure.capacity is None else min(figure.top, int(1.5 * figure.capacity))
+    shown = figure.top if figure.capacity is None else min(figure.top, _CARDS * figure.capacity)
     unit, factor = _unit(shown)
     values = sorted({point.value for line in figure.lines for point in line.points})
     for line, colour in zip(figure.lines, _colours(len(figure.lines)), strict=True):
@@ -279,6 +283,12 @@ def _draw_sweep(canvas: Figure, figure: Sweep, surface: Surface) -> None:
     axes.set_xticks(values, [format_count(value) for value in values])
     axes.minorticks_off()
     axes.set_ylim(0, shown * 1.1 / factor)
+    above = [(line.strategy, max(point.high for point in line.points)) for line in figure.lines if line.points]
+    if said := ", ".join(f"{name} {format_bytes(most)}" for name, most in above if most > shown * 1.1):
+        axes.text(
+            0.996, 0.975, f"go on above: {said}", transform=axes.transAxes, ha="right", va="top", color=surface.muted,
+            bbox={"facecolor": surface.page, "edgecolor": "none", "pad": 1.5, "alpha": 0.85},
+        )  # fmt: skip
     if figure.capacity is not None:
         axes.axhline(figure.capacity / factor, color=surface.text, linewidth=1.4, linestyle=(0, (5, 3)))
         said = f"{figure.base.gpu} has {format_bytes(figure.capacity)} for it"

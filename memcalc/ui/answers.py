@@ -19,6 +19,7 @@ import click
 import numpy as np
 
 from memcalc.choosing import TIE
+from memcalc.cli.plans_table import also as knobs_beside
 from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate
@@ -37,7 +38,7 @@ from memcalc.timeline import CATEGORIES, MOMENTS, Skeleton, Timeline
 from memcalc.ui.words import Asked, OwnConfig, asked, plan_of, query_of
 from memcalc.units import format_both, format_bytes, format_count
 
-__all__ = ["Running", "catalog", "estimate_json", "picture"]
+__all__ = ["Running", "catalog", "estimate_json", "picture", "why"]
 
 COLUMNS = 240
 """Columns of the timeline's figure."""
@@ -157,6 +158,13 @@ def catalog() -> str:
     })  # fmt: skip
 
 
+def why(plan: Plan, reason: str) -> str:
+    """A plan's reason, with what the table has no column for, and who cannot train it."""
+    also = [] if (said := knobs_beside(plan)) == "-" else [said]
+    untrained = [f"memcalc cannot train {plan.untrained}"] if plan.untrained else []
+    return "; ".join([*also, *untrained, reason])
+
+
 def _recommend() -> click.Command:
     from memcalc.cli.recommend import command
 
@@ -187,6 +195,7 @@ class Running:
                 **{name: value for name, value in each.items() if name != "plan"},
                 "plan": each["plan"],
                 "query": urlencode(query_of(plan, model)),
+                "why": why(plan, each["reason"]),
                 "peak": format_bytes(each["peak_bytes"]),
                 "headroom": format_bytes(each["headroom_bytes"]),
             })  # fmt: skip

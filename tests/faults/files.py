@@ -139,4 +139,10 @@ FAULTS = [
         right="    if digest(path) != marker.index and marker.index:",
         wrong="    if not digest(path):",
     ),
+    Fault(
+        name="another number of steps bends the learning rate unseen",
+        file="run_folder.py",
+        right="was = replace(now, steps=steps)",
+        wrong="was = now",
+    ),
 ]

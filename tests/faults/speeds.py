@@ -151,4 +151,10 @@ FAULTS = [
         right="for count in sorted(set(field.job.ranks)):",
         wrong="for count in sorted(set(field.job.ranks), reverse=True):",
     ),
+    Fault(
+        name="any card is said to have what is missing",
+        file="recommend.py",
+        right="if row.usable_bytes >= size and",
+        wrong="if",
+    ),
 ]

@@ -127,7 +127,9 @@ def test_stopped_resumed_and_stopped_again_on_the_same_data(tmp_path: Path) -> N
     step = int(said[2])
     code, out, _ = ended(memcalc(*said[1].split(), "--steps", step + 3))
     assert code == 0
-    assert out.startswith(f"changed from the run so far: steps {step + 3} (was 100000)\nresumed at step {step} from ")
+    changed, resumed = out.splitlines()[:2]
+    assert changed.startswith(f"changed from the run so far: steps {step + 3} (was 100000); the learning rate follows")
+    assert resumed.startswith(f"resumed at step {step} from ")
     assert f"step {step + 3}/{step + 3}" in out
     assert "evaluation loss: " in out
     record = Measurement.from_json(run / "run.json")

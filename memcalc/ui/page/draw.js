@@ -140,9 +140,19 @@ function timeline({ figure, capacity }, order) {
     label.style.width = `${100 * (phase.right - phase.left)}%`;
     return label;
   }));
+  fit();
   $("cursor").max = columns - 1;
   look(figure.peak);
 }
+
+/** Leave out the names of moments that are wider than their place: cut off, they run into one another. */
+function fit() {
+  for (const label of $("phases").children) {
+    label.style.visibility = "";
+    if (label.scrollWidth > label.clientWidth) label.style.visibility = "hidden";
+  }
+}
+addEventListener("resize", fit);
 
 /** Say what is alive in one column of the timeline. */
 export function look(column) {
@@ -188,7 +198,7 @@ export function plans(answer, take) {
       seconds(row.seconds_per_step_low, row.seconds_per_step_high), rate, row.relative_speed.toFixed(2)];
     return [
       element("tr", { className: "numbers" }, ...cells.map((text) => element("td", { textContent: text })), element("td", {}, button)),
-      element("tr", { className: "why" }, element("td", { colSpan: cells.length + 1 }, element("p", { textContent: row.reason }))),
+      element("tr", { className: "why" }, element("td", { colSpan: cells.length + 1 }, element("p", { textContent: row.why }))),
     ];
   }));
 }
