@@ -44,7 +44,9 @@ _ASKED: Mapping[str, tuple[_Asks, ...]] = {
     "every-n": (_Asks("--checkpointing", "checkpoint_every", lambda value: value > 1, _checkpointing),),
     "fused": (_Asks("--optimizer-kind", "optimizer_kind", lambda value: value == "fused"),),
     "chunked-loss": (_Asks("--loss-chunks", "loss__chunks", lambda value: value > 0),),
-    "sync-every-micro-batch": (_Asks("--sync-every-micro-batch", "fsdp__sync_every_micro_batch", bool, lambda value: ""),),
+    "sync-every-micro-batch": (
+        _Asks("--sync-every-micro-batch", "fsdp__sync_every_micro_batch", bool, lambda value: ""),
+    ),
     "offload": (
         _Asks("--offload-optimizer", "offload__optimizer", lambda value: value != "none"),
         _Asks("--offload-parameters", "offload__parameters", lambda value: value != "none"),

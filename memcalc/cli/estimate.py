@@ -14,6 +14,7 @@ from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, said_by_file
 from memcalc.cli.progress import waiting
+from memcalc.cli.searched import search_instead
 from memcalc.cli.subject import Saved, takes
 from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
@@ -107,6 +108,8 @@ def command(
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
         open_ = [] if plan_file or config else unsaid(words, plan)
+        if found.verdict == "does-not-fit" and not (plan_file or config):
+            open_ = [*filter(None, [search_instead(click.get_current_context().command, words)]), *open_]
         click.echo(summary(found, format, whole=whole, unsaid=open_))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))
