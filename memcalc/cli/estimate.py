@@ -39,7 +39,7 @@ Examples:
   memcalc estimate --params 7b --optimizer adamw --optimizer-kind fused --precision bf16
   memcalc estimate --params 1e9 --adam --batch-size 32 --input-shape 224x224x3 --layers 5 --activation-per-layer 64KB
   memcalc estimate gpt2-xl --gpu t4 --check --format json
-  memcalc estimate llama-3-8b --seq-len 4096 --precision bf16 --checkpointing full --adapter lora --quantize nf4-double --gpu rtx-4090
+  memcalc estimate llama-3-8b --seq-len 4096 --precision amp-bf16 --checkpointing full --adapter lora --quantize nf4-double --gpu rtx-4090
   memcalc estimate llama-3-8b --gpus 8 --strategy deepspeed-3 --precision bf16-master --offload-optimizer cpu --checkpointing full
   memcalc estimate megatron-22b --gpus 32 --tensor-parallel 8 --pipeline-parallel 2 --accumulation 8 --strategy megatron-distributed --precision bf16-master
   memcalc estimate my-llama/config.json --precision amp-bf16 --gpu a100-80gb
