@@ -1,4 +1,4 @@
-"""Does a plan fit for sure, on its card or in a machine's RAM? The answer that a build can stop at."""
+"""Does the high end of a plan fit, on its card or in a machine's RAM? The answer that a build can stop at."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Gate:
 
     @property
     def passes(self) -> bool:
-        """It fits for sure."""
+        """The high end of the estimate fits."""
         return self.verdict == "fits"
 
     def to_dict(self) -> dict[str, Any]:

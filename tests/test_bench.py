@@ -256,6 +256,9 @@ def test_published_runs_reserved_no_more_than_the_range_holds() -> None:
 
 def test_what_is_said_of_frozen_weights_is_what_the_bench_finds_today() -> None:
     rows, scores = facts()
+    device = by_meter(rows, scores)["device"]
+    page = Path(published.PAGE.parent.parent, "ci.md").read_text(encoding="utf-8")
+    assert f"Of {device.rows} published readings of `nvidia-smi` {device.above} were above it" in page
     adapted = {row["id"] for row in rows if row["lora_rank"]}
     read = [each for each in scores if each.metric == "nvidia-smi" and each.id in adapted and not each.skipped]
     above = [each for each in read if each.above]

@@ -31,8 +31,8 @@ Examples:
 
 \b
 Exit codes:
-  0  it fits for sure: the high end of the estimate is within what may be taken
-  1  it does not fit, or not for sure
+  0  it fits: the high end of the estimate is within what may be taken
+  1  it does not fit, or may not
   2  bad input
 """
 

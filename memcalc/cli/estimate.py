@@ -69,7 +69,7 @@ SLOW = 2000
 @option("The answer", "--assumptions", "whole", is_flag=True,
         help="Also show all that is taken for granted, not only what could make the numbers wrong (json: always).")  # fmt: skip
 @option("The answer", "--check", is_flag=True,
-        help="Exit with 1 unless the plan fits on --gpu for sure, as memcalc check does.")  # fmt: skip
+        help="Exit with 1 unless the high end of the estimate fits on --gpu, as memcalc check does.")  # fmt: skip
 def command(
     plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
     whole: bool, check: bool, **words: Any,
