@@ -19,7 +19,7 @@ from memcalc.outside import outside
 from memcalc.peaks import outline, stages_of
 from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
-from memcalc.reserved import most_reserved, replayed
+from memcalc.reserved import highest, most_reserved, replayed
 
 __all__ = ["PROCESS_BYTES", "Group", "exactly_needed", "needed_bytes", "state_bound"]
 
@@ -51,7 +51,7 @@ def _replayed(plan: Plan, limit: int | None) -> int:
     """The high end of ``estimate(plan).device``."""
     timeline, rest = skeleton(plan).at(plan.micro_batch), outside(plan, plan.gpu_row)
     found = replayed(plan, timeline, enough=None if limit is None else limit - rest.high)
-    return max(found.peak_reserved, most_reserved(plan, timeline.peak().bytes)) + rest.high
+    return highest(plan, timeline.peak().bytes, found.peak_reserved) + rest.high
 
 
 @lru_cache(maxsize=16)

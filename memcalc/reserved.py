@@ -22,6 +22,7 @@ __all__ = [
     "SEGMENT",
     "UNSEEN_PCT",
     "Range",
+    "highest",
     "most_reserved",
     "replayed",
     "reserved_range",
@@ -68,6 +69,11 @@ def most_reserved(plan: Plan, allocated: int) -> int:
     return _with_unseen(int(allocated * RESERVED_OVER_ALLOCATED[scattered]) + SEGMENT)
 
 
+def highest(plan: Plan, allocated: int, replay: int) -> int:
+    """The high end of reserved, by the allocated peak and what the replay on a card without an end reserved."""
+    return max(_with_unseen(replay), most_reserved(plan, allocated))
+
+
 def _with_unseen(size: int) -> int:
     return -(-size * (100 + UNSEEN_PCT) // 100)
 
@@ -93,7 +99,7 @@ def reserved_range(
         full = replayed(plan, timeline, capacity=capacity)
         point = point if full.refused else full.peak_reserved
     # A published share says nothing below what the replay needs for certain.
-    return Range(low=allocated, point=point, high=max(_with_unseen(free.peak_reserved), most_reserved(plan, allocated)))
+    return Range(low=allocated, point=point, high=highest(plan, allocated, free.peak_reserved))
 
 
 def replayed(

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 
 from memcalc.allocator_options import AllocatorOptions
+from memcalc.estimate import estimate
+from memcalc.fitting import exactly_needed
 from memcalc.fsdp import Fsdp
 from memcalc.layout import Layout
 from memcalc.ledger import ledger
 from memcalc.models import MODELS
 from memcalc.plan import Plan
 from memcalc.replay import replay
-from memcalc.reserved import replayed, run
+from memcalc.reserved import most_reserved, replayed, run
 from memcalc.streams import STREAMS, delayed, stream_of
 from memcalc.timeline import CATEGORIES, MOMENTS, Timeline
 from tests.allocations import DEFAULT, EXPANDABLE, MIB
@@ -206,3 +208,14 @@ def test_80_layers_are_replayed_in_under_a_second() -> None:
     found = replay(timeline)
     assert time.process_time() - started < 1
     assert found.peak_reserved >= timeline.peak().bytes
+
+
+@pytest.mark.parametrize(("name", "strategy"), [("gpt2", "deepspeed-2"), ("gpt2-large", "deepspeed-1")])
+def test_a_search_counts_the_same_high_end_where_the_replay_decides_it(name: str, strategy: str) -> None:
+    plan = Plan(
+        model=MODELS[name], tokens=256, micro_batch=1, ranks=4, strategy=strategy, precision="bf16-master",
+        gpu="a100-80gb", checkpoint_every=1,
+    )  # fmt: skip
+    found = estimate(plan)
+    assert exactly_needed(plan, found.peak.bytes) == found.device.high
+    assert found.reserved.high > most_reserved(plan, found.peak.bytes)

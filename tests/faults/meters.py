@@ -18,6 +18,10 @@ FAULTS = [
         file="hints.py",
         right="{format_both(each * host)}",
         wrong="{format_both(host)}",
+        name="a search leaves out what neither the replay nor published shares see",
+        file="fitting.py",
+        right="    return highest(plan, timeline.peak().bytes, found.peak_reserved) + rest.high",
+        wrong="    return max(found.peak_reserved, most_reserved(plan, timeline.peak().bytes)) + rest.high",
     ),
     Fault(
         name="what a pipeline's engine holds on to piles up from step to step",
