@@ -25,6 +25,7 @@ from memcalc.ledger import peaks
 from memcalc.models import MODELS
 from memcalc.offload import Offload
 from memcalc.plan import Plan
+from memcalc.ui.answers import Running
 
 PLAN = Plan(
     model=MODELS["gpt2-tiny"],
@@ -102,3 +103,15 @@ def test_an_estimate_that_does_not_fit_says_the_search_in_the_same_words(job: st
     typed = shlex.split(line.removeprefix(begins))
     assert typed[:2] == ["memcalc", "recommend"]
     assert set(typed[2:]) - {str(70 * 10**9)} == set(job.split()) - {"70b"}
+
+
+@pytest.mark.parametrize(("headroom", "kept", "said_of"), [(1, 0, "; 2: "), (1, 5, ""), (900, 0, "")])
+def test_the_page_points_at_recommended_plans_that_leave_little(
+    monkeypatch: pytest.MonkeyPatch, headroom: int, kept: int, said_of: str
+) -> None:
+    each = {"plan": json.loads(replace(PLAN, ranks=1, strategy="single").to_json()), "peak_bytes": 1}
+    plans = [{**each, "headroom_bytes": 900}, {**each, "headroom_bytes": headroom}]
+    answer = json.dumps({"tried": 2, "capacity_bytes": 1000, "keep_free_bytes": kept, "plans": plans})
+    monkeypatch.setattr(Running, "_run", lambda *_: (answer, ""))
+    text = json.loads(Running().choices("model=gpt2-tiny&gpu=t4"))["said"]
+    assert text.endswith(f"{said_of}{CLOSE_SAID}" if said_of else "of the fastest")

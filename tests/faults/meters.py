@@ -18,6 +18,8 @@ FAULTS = [
         file="hints.py",
         right="{format_both(each * host)}",
         wrong="{format_both(host)}",
+    ),
+    Fault(
         name="a search leaves out what neither the replay nor published shares see",
         file="fitting.py",
         right="    return highest(plan, timeline.peak().bytes, found.peak_reserved) + rest.high",
