@@ -20,7 +20,7 @@ from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.records import build
 
-__all__ = ["COMPLETE", "INDEX", "Marker", "cut_off", "digest", "drop_old", "newest_checkpoint", "read_marker"]
+__all__ = ["COMPLETE", "INDEX", "Marker", "cure", "cut_off", "digest", "drop_old", "newest_checkpoint", "read_marker"]
 
 COMPLETE = "done.json"
 """The file that a checkpoint's folder gets last; without it the folder does not count."""
@@ -40,6 +40,8 @@ class Marker:
     """State of the loss scaler; empty where none scales."""
     model: Model
     optimizer: str
+    precision: str = ""
+    """Blank in older checkpoints, which did not say."""
     files: dict[str, int] = field(default_factory=dict)
     """Bytes of each rank's file by its name, at least; empty in older checkpoints, which did not say."""
     index: str = ""
@@ -104,12 +106,21 @@ def read_marker(path: Path, plan: Plan) -> Marker:
         marker: Marker = _marker(path)
         _check_files(path, marker)
     except MemcalcError as error:
-        others = [step for step, other in _complete(path.parent).items() if other != path]
-        cure = f"goes on from step {max(others)}" if others else "has no other checkpoint, and must start anew"
-        raise FileError(f"{error}; remove {path}: the run {cure}") from None
+        raise FileError(f"{error}; {cure(path)}") from None
     if (marker.model, marker.optimizer) != (plan.model, plan.optimizer):
         raise PlanError(f"{path} was saved by a run with another model or optimizer; a resumed run keeps both")
+    if marker.precision not in ("", plan.precision):
+        raise PlanError(
+            f"{path} was saved by a run in {marker.precision}, not {plan.precision}; a resumed run keeps it"
+        )
     return marker
+
+
+def cure(path: Path) -> str:
+    """What to do about a checkpoint that is damaged."""
+    others = [step for step, other in _complete(path.parent).items() if other != path]
+    said = f"goes on from step {max(others)}" if others else "has no other checkpoint, and must start anew"
+    return f"remove {path}: the run {said}"
 
 
 def _marker(path: Path) -> Marker:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-__all__ = ["DEEPSPEED_OPS", "LIBAIO", "SWAP_OPS", "blocking", "built", "cache", "cure", "has_libaio", "stale"]
+__all__ = ["DEEPSPEED_OPS", "LIBAIO", "SWAP_OPS", "blocking", "built", "cache", "cure", "has_libaio", "let_go", "stale"]
 
 DEEPSPEED_OPS = ("deepspeed_shm_comm",)
 """What DeepSpeed builds for memcalc's runs on a CPU (op_builder/cpu/comm.py); their optimizers are torch's."""
@@ -101,8 +101,16 @@ def cure(locks: list[Path]) -> str:
     return f"rm {' '.join(map(str, locks))} (unless another machine that shares the folder builds there)"
 
 
-def _open_files(root: Path) -> Iterator[str]:
-    for folder in (root / "proc").glob("[0-9]*/fd"):
+def let_go(environ: Mapping[str, str] = os.environ) -> None:
+    """Remove the locks that this very process holds: it ends without letting torch do so. Nothing where there is no /proc."""
+    top = Path(os.path.realpath(cache(environ)))
+    for path in map(Path, _open_files(Path("/"), "self")):
+        if path.name == "lock" and path.is_relative_to(top):
+            path.unlink(missing_ok=True)
+
+
+def _open_files(root: Path, processes: str = "[0-9]*") -> Iterator[str]:
+    for folder in (root / "proc").glob(f"{processes}/fd"):
         try:
             for entry in os.scandir(folder):
                 yield os.readlink(entry.path)

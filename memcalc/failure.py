@@ -70,8 +70,16 @@ def rank_errors(out: Path) -> list[RankError]:
     return sorted(found, key=lambda error: error.kind != "oom")
 
 
-def failure(plan: Plan, out: Path, code: int, *, log: str = "torchrun.log") -> RunError:
-    """One line that says which rank failed, when and why, and where to read more."""
+def failure(plan: Plan, out: Path, code: int, *, log: str = "torchrun.log", restarts: int = 0) -> RunError:
+    """One line that says which rank failed, when and why, where to read more and, after ``restarts``, how to go on."""
+    failed = _failure(plan, out, code, log)
+    ranks = rank_errors(out) or _exits(_torchrun_log(out / "logs" / log))
+    if not restarts or not ranks or isinstance(failed, Preempted | OutOfMemory):
+        return failed
+    return RunError(f"{failed}; --max-restarts {restarts} is used up; {how_to_go_on(out)}")
+
+
+def _failure(plan: Plan, out: Path, code: int, log: str) -> RunError:
     errors, text = rank_errors(out), _torchrun_log(out / "logs" / log)
     full = f"no space left on the disk of {out}; " if _is_full(out) else ""
     if errors and errors[0].kind == "oom":

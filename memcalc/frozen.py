@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from memcalc.errors import PlanError, UnknownNameError
+from memcalc.errors import PlanError, UnknownNameError, shorten
 from memcalc.groups import Group, knob
 from memcalc.spec import Weight
 
@@ -46,6 +46,10 @@ class Frozen(Group):
     def check(self, plan: Plan) -> None:
         if not self.parts:
             return
+        if not self.names:
+            raise PlanError(
+                f"freeze {shorten(self.parts)} names nothing; write it like vision,projector, or leave it out"
+            )
         if plan.family.opaque:
             raise PlanError(f"freeze {self.parts}: the parts of {plan.model.name} are not known")
         weights = plan.family.weights(plan.model)

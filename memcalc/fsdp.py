@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
 from memcalc.groups import Group, knob
+from memcalc.units import undivided
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -64,7 +65,7 @@ class Fsdp(Group):
             raise PlanError("separate root: only of FSDP 2, and where embeddings are used once; leave it out")
         ranks, groups = plan.data_parallel * plan.layout.context, self.groups(plan)
         if ranks % groups:
-            raise PlanError(f"{ranks} ranks do not divide over {groups} replicas")
+            raise PlanError(f"{undivided(ranks, 'rank')} over {groups} replicas")
         if self.mixes(plan):
             self._check_mixed(plan)
 

@@ -25,7 +25,7 @@ from memcalc.hyperparameters import check_coefficients, check_scaling
 from memcalc.named_code import code_options
 from memcalc.plan import Plan
 from memcalc.run_folder import check_folder, check_space, ended, held, prepare, sweep
-from memcalc.runnable import require_accelerate, require_engine, require_swap
+from memcalc.runnable import require_accelerate, require_engine, require_swap, require_unlocked
 from memcalc.sound import unheard
 from memcalc.supervise import GRACE_SECONDS, Stopped, supervise
 from memcalc.training import Training
@@ -143,7 +143,7 @@ def _run(
             sweep(out)
     if code:
         ended(out, "failed")
-        raise failure(plan, out, code, log=place.log)
+        raise failure(plan, out, code, log=place.log, restarts=place.restarts)
     return Run(out=out, seconds=time.monotonic() - started)
 
 
@@ -199,6 +199,7 @@ def check(plan: Plan, *, out: Path, training: Training, place: Place = _HERE) ->
         require_accelerate(plan)
     check_plan(plan, out=out, training=training, place=place)
     check_space(plan, out)
+    require_unlocked(plan)
     idle = [f"the plan says what changes nothing: {said}" for said in unheard(plan)]
     if training.nvme_path is not None and not plan.offload.swaps:
         idle.append("nothing of this plan is offloaded to NVMe; --nvme-path is not used")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
 from memcalc.groups import Group, knob
+from memcalc.units import things, undivided
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -64,7 +65,7 @@ class Layout(Group):
     def check(self, plan: Plan) -> None:
         if plan.ranks % self.model_parallel:
             raise PlanError(
-                f"{plan.ranks} ranks do not divide by tensor {self.tensor} x context {self.context} x pipeline {self.pipeline}"
+                f"{undivided(plan.ranks, 'rank')} by tensor {self.tensor} x context {self.context} x pipeline {self.pipeline}"
                 f" = {self.model_parallel}; {self._ranks_that_divide(plan)}"
             )
         if plan.strategy_row.one_process and self != type(self)():
@@ -87,7 +88,7 @@ class Layout(Group):
                 f"optimizer instances {groups}: {plan.strategy} has one; take zero-1 or megatron-distributed"
             )
         if ranks % groups:
-            raise PlanError(f"optimizer instances {groups} do not divide {ranks} ranks of data parallel")
+            raise PlanError(f"optimizer instances {groups} do not divide {things(ranks, 'rank')} of data parallel")
 
     def _ranks_that_divide(self, plan: Plan) -> str:
         """What would do where ranks do not divide."""
@@ -97,7 +98,8 @@ class Layout(Group):
         alone = next((name for name in ("tensor", "context", "pipeline") if getattr(self, name) == each), "")
         if not alone or len(degrees) > 12:
             return f"{counts} ranks would do"
-        return f"{counts} ranks would do, or {alone} {', '.join(map(str, degrees[:-1]))} or {degrees[-1]}"
+        *others, last = map(str, degrees)
+        return f"{counts} ranks would do, or {alone} {' or '.join([', '.join(others), last] if others else [last])}"
 
     def _check_tensor(self, plan: Plan) -> None:
         model = plan.model
@@ -123,14 +125,16 @@ class Layout(Group):
             )
         parts = self.context * (self.tensor if self.sequence else 1)
         if plan.tokens % parts:
-            raise PlanError(f"{plan.tokens} tokens do not divide over {parts} ranks of context and sequence parallel")
+            raise PlanError(f"{undivided(plan.tokens, 'token')} over {parts} ranks of context and sequence parallel")
 
     def _check_experts(self, plan: Plan) -> None:
         experts, ranks = plan.model.experts, plan.ranks // self.pipeline
         if experts % self.expert or not experts:
-            raise PlanError(f"expert parallel {self.expert} does not divide {experts} experts of {plan.model.name}")
+            raise PlanError(
+                f"expert parallel {self.expert} does not divide {things(experts, 'expert')} of {plan.model.name}"
+            )
         if ranks % self.expert or plan.ranks == 1:
-            raise PlanError(f"expert parallel {self.expert} does not divide {ranks} ranks")
+            raise PlanError(f"expert parallel {self.expert} does not divide {things(ranks, 'rank')}")
         row = plan.strategy_row
         if row.shards_parameters or row.shards_optimizer:
             raise PlanError(
@@ -162,8 +166,9 @@ class Layout(Group):
         stated = [count for count in (self.first_layers, self.last_layers) if count]
         if layers - sum(stated) < parts - len(stated) or (len(stated) == parts and sum(stated) != plan.model.blocks):
             raise PlanError(
-                f"{plan.model.blocks} layers do not go round pipeline {self.pipeline} x chunks {self.chunks} = {parts}"
+                f"{things(plan.model.blocks, 'layer')} do not go round pipeline {self.pipeline} x chunks {self.chunks} = {parts}"
                 + f", {' and '.join(map(str, stated))} of them given" * bool(stated)
+                + f"; at most {layers} would do" * (not stated)
             )
         if stated and self.ends:
             raise PlanError("pipeline ends count in an equal division, not where first or last layers are given")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from memcalc.errors import PlanError
 from memcalc.groups import Group, knob
+from memcalc.units import things
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -63,7 +64,7 @@ class Loss(Group):
         if self.chunks and self.form == "cut":
             raise PlanError("loss cut has chunks of its own in its kernel; leave out --loss-chunks")
         if self.chunks > plan.tokens:
-            raise PlanError(f"loss chunks {self.chunks} are more than the {plan.tokens} tokens")
+            raise PlanError(f"loss chunks {self.chunks} are more than the {things(plan.tokens, 'token')}")
         if self.shift_copy and (self.chunks or not self.whole_logits):
             raise PlanError("shift logits: only whole logits are copied; leave out --loss-chunks")
         if (self.float32_output or self.converted) and not self.whole_logits:

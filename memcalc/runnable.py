@@ -16,7 +16,15 @@ from memcalc.plan import Plan
 from memcalc.precision import DTYPE_BYTES
 from memcalc.units import format_bytes
 
-__all__ = ["lost_gradient", "require_accelerate", "require_engine", "require_swap", "sector", "swapped_bytes"]
+__all__ = [
+    "lost_gradient",
+    "require_accelerate",
+    "require_engine",
+    "require_swap",
+    "require_unlocked",
+    "sector",
+    "swapped_bytes",
+]
 
 _LEAVE_OUT = "leave out --accelerate"
 
@@ -36,11 +44,6 @@ def require_engine(plan: Plan) -> None:
     if plan.device == "cpu" and shutil.which("ninja") is None and importlib.util.find_spec("ninja") is None:
         raise RunError(
             f"{plan.strategy} on the CPU needs ninja, which builds what DeepSpeed takes there: pip install ninja"
-        )
-    if plan.device == "cpu" and (left := extensions.blocking()):
-        raise RunError(
-            f"a build of DeepSpeed's was killed and left a lock on which {plan.strategy} would wait for ever: "
-            f"{extensions.cure(left)}"
         )
 
 
@@ -67,10 +70,19 @@ def require_swap(plan: Plan, folder: Path | None) -> None:
             f"DeepSpeed locks {format_bytes(locked)} of swap buffers in memory and may lock {format_bytes(limit)}: raise "
             "ulimit -l, or take fewer and smaller buffers (--offload-parameter-buffers, --offload-parameter-buffer-size)"
         )
-    if left := extensions.blocking(ops=extensions.SWAP_OPS):
-        raise RunError(f"a build for offload to NVMe was killed and left a lock: {extensions.cure(left)}")
     if not extensions.built("async_io") and not extensions.has_libaio():
         raise RunError(f"offload to NVMe needs libaio, which DeepSpeed builds its async_io with: {extensions.LIBAIO}")
+
+
+def require_unlocked(plan: Plan) -> None:
+    """Raises FileError where a build that was killed left a lock on which the plan's run would wait for ever."""
+    builds = plan.strategy_row.zero_stage is not None and plan.device == "cpu"
+    ops = (extensions.DEEPSPEED_OPS if builds else ()) + (extensions.SWAP_OPS if plan.offload.swaps else ())
+    if ops and (left := extensions.blocking(ops=ops)):
+        raise FileError(
+            f"a build of DeepSpeed's was killed and left a lock on which {plan.strategy} would wait for ever: "
+            f"{extensions.cure(left)}"
+        )
 
 
 def lost_gradient(plan: Plan, block: int) -> str:

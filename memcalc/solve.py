@@ -10,20 +10,31 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import lcm
 
 from memcalc.errors import InputError, PlanError
 from memcalc.fitting import exactly_needed, needed_bytes, state_bound
+from memcalc.fsdp import Fsdp
 from memcalc.hardware import NODE_GPUS
+from memcalc.layout import Layout
 from memcalc.peaks import peak_of
 from memcalc.plan import Plan
+from memcalc.sound import MOST_LAYERS
+from memcalc.units import things
 
-__all__ = ["QUANTITIES", "Quantity", "Solution", "solve"]
+__all__ = ["QUANTITIES", "Quantity", "Solution", "fewest_ranks", "solve"]
 
 MOST_GPUS = 4096
 """GPUs that are tried at most."""
 
 MOST_BATCH = 2**20
 """Samples of a micro batch that are tried at most."""
+
+MOST_TOKENS = 2**20
+"""Tokens of a sequence that are tried at most, where positions do not limit them."""
+
+MOST_PARAMETERS = 10**15 - 1
+"""Parameters that are tried at most."""
 
 WALK = 16
 """Steps down that the replay is asked about one by one, before they are halved."""
@@ -40,6 +51,8 @@ class Quantity:
     change: Callable[[Plan, int], Plan]
     scale: Callable[[int], float] = float
     """What the need of a plan is nearly a line of."""
+    end: Callable[[Plan], str] = lambda plan: ""
+    """Why the values do not go on, in words."""
     fewest: bool = False
     """The fewest are asked for that will do; else the most that fit."""
 
@@ -57,6 +70,8 @@ class Solution:
     limit: int
     beyond: int | None
     """What one step further needs; None where there is none."""
+    end: str
+    """Why there is none, in words; blank where a further one takes more than memcalc counts."""
     tried: int
     """Plans that were played."""
 
@@ -167,6 +182,7 @@ def _solution(asked: Quantity, plan: Plan, limit: int, order: range, last: int, 
         needed=needed,
         limit=limit,
         beyond=beyond,
+        end=asked.end(plan) if last == len(order) - 1 else "",
         tried=tried,
     )
 
@@ -177,11 +193,27 @@ def _batches(plan: Plan) -> range:
     return range(1, MOST_BATCH + 1)
 
 
+def _end_of_lengths(plan: Plan) -> str:
+    if not _limited(plan):
+        return f"{MOST_TOKENS:,} tokens are the most that solve tries"
+    most = plan.model.context - plan.model.position_offset
+    return f"{plan.model.name} has {things(most, 'position')}: for more add --context N"
+
+
+def _limited(plan: Plan) -> bool:
+    """Positions end with the model's context: a plan of one token more is refused."""
+    try:
+        _with_tokens(plan, plan.model.context - plan.model.position_offset + plan.layout.context * plan.layout.tensor)
+    except PlanError:
+        return True
+    return False
+
+
 def _lengths(plan: Plan) -> range:
     if plan.family.reads != "tokens":
         raise InputError(f"{plan.model.name} reads no tokens; ask for micro-batch or layers")
     step = plan.layout.context * (plan.layout.tensor if plan.layout.sequence else 1)
-    most = plan.model.context - plan.model.position_offset
+    most = plan.model.context - plan.model.position_offset if _limited(plan) else MOST_TOKENS
     least = -(-max(plan.loss.chunks, 1) // step) * step
     return range(least, most + 1, step)
 
@@ -189,25 +221,34 @@ def _lengths(plan: Plan) -> range:
 def _depths(plan: Plan) -> range:
     if not plan.model.layers or plan.model.layers != plan.model.blocks:
         raise InputError(f"layers alone cannot be changed of {plan.model.name}; ask for another quantity")
-    return range(plan.layout.pipeline * plan.layout.chunks, 2001)
+    return range(plan.layout.pipeline * plan.layout.chunks, MOST_LAYERS + 1)
 
 
 def _sizes(plan: Plan) -> range:
     if plan.model.family != "size":
-        raise InputError(
-            f"params are for a model known by its size: give --params instead of {plan.model.name}, or ask for layers"
-        )
-    return range(1, 10**15)
+        raise InputError(f"params are for a model known by its size: leave {plan.model.name} out, or ask for layers")
+    return range(1, MOST_PARAMETERS + 1)
 
 
 def _counts(plan: Plan) -> range:
     if plan.device == "cpu":
         raise InputError("ranks on CPUs share one machine's RAM; name a GPU with --gpu to ask for gpus")
-    each = plan.layout.model_parallel
-    if each > 1 or plan.nodes > 1:
-        step = each if plan.nodes == 1 else max(each, plan.ranks // plan.nodes)
-        return range(step, MOST_GPUS + 1, step)
-    return range(1, MOST_GPUS + 1)
+    each = fewest_ranks(plan.layout, plan.fsdp, plan.nodes)
+    return range(each, MOST_GPUS + 1, each)
+
+
+def fewest_ranks(layout: Layout, fsdp: Fsdp, nodes: int = 1) -> int:
+    """The fewest ranks that can be arranged so, on so many machines; all other counts are multiples of them.
+
+    >>> fewest_ranks(Layout(tensor=2, pipeline=3), Fsdp(), 4)
+    12
+    """
+    instances = layout.tensor * layout.pipeline * lcm(layout.context, layout.optimizer_instances, max(fsdp.replicas, 1))
+    return lcm(layout.model_parallel, layout.pipeline * layout.expert, instances, nodes)
+
+
+def _with_tokens(plan: Plan, count: int) -> Plan:
+    return replace(plan, tokens=count)
 
 
 def _with_layers(plan: Plan, count: int) -> Plan:
@@ -216,9 +257,9 @@ def _with_layers(plan: Plan, count: int) -> Plan:
 
 
 def _with_ranks(plan: Plan, count: int) -> Plan:
-    """So many ranks on full machines; on one rank nothing is divided, and any strategy is the plain one."""
-    per_node = plan.ranks // plan.nodes if plan.nodes > 1 else NODE_GPUS
-    nodes = -(-count // per_node)
+    """So many ranks on full machines, or on the plan's where those are several; on one rank nothing is divided, and any
+    strategy is the plain one."""
+    nodes = plan.nodes if plan.nodes > 1 else -(-count // NODE_GPUS)
     while count % nodes:  # as few machines as hold equal parts of them
         nodes += 1
     strategy = "ddp" if count > plan.layout.model_parallel and not plan.strategy_row.parallel else plan.strategy
@@ -232,13 +273,16 @@ def _with_parameters(plan: Plan, count: int) -> Plan:
 QUANTITIES: Mapping[str, Quantity] = {
     each.name: each
     for each in (
-        Quantity(name="micro-batch", unit="samples per GPU", values=_batches,
-                 change=lambda plan, value: replace(plan, micro_batch=value)),
-        Quantity(name="seq-len", unit="tokens per sample", values=_lengths, change=lambda plan, value: replace(plan, tokens=value)),
-        Quantity(name="gpus", unit="GPUs", values=_counts, change=_with_ranks,
+        Quantity(name="micro-batch", unit="sample per GPU", values=_batches,
+                 change=lambda plan, value: replace(plan, micro_batch=value),
+                 end=lambda plan: f"{things(MOST_BATCH, 'sample')} are the most that solve tries"),
+        Quantity(name="seq-len", unit="token per sample", values=_lengths, change=_with_tokens, end=_end_of_lengths),
+        Quantity(name="gpus", unit="GPU", values=_counts, change=_with_ranks,
                  scale=lambda value: 1 / value, fewest=True),
-        Quantity(name="layers", unit="layers", values=_depths, change=_with_layers),
-        Quantity(name="params", unit="parameters", values=_sizes, change=_with_parameters),
+        Quantity(name="layers", unit="layer", values=_depths, change=_with_layers,
+                 end=lambda plan: f"{things(MOST_LAYERS, 'layer')} are the most that memcalc takes"),
+        Quantity(name="params", unit="parameter", values=_sizes, change=_with_parameters,
+                 end=lambda plan: f"{things(MOST_PARAMETERS, 'parameter')} are the most that solve tries"),
     )
 }  # fmt: skip
 """What ``solve`` answers, by name."""

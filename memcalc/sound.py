@@ -14,16 +14,19 @@ from memcalc.models import FAMILIES, Model
 from memcalc.optimizers import KINDS, OPTIMIZERS
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
+from memcalc.units import things, undivided
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
 __all__ = [
-    "ATTENTIONS", "DEVICES", "LOSSES", "MOST_RANKS", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly", "unheard",
+    "ATTENTIONS", "DEVICES", "LOSSES", "MOST_LAYERS", "MOST_RANKS", "check_attention", "check_effects", "check_fields", "check_world", "name_exactly", "unheard",
 ]  # fmt: skip
 
 MOST_RANKS = 10**6
 """Past it a number is a slip: the largest clusters have a few hundred thousand cards."""
+MOST_LAYERS = 10**4
+"""Past it a number is a slip, and a ledger would take minutes."""
 DEVICES = ("cuda", "cpu")
 LOSSES = ("float32", "logits")
 ATTENTIONS = ("auto", "flash", "efficient", "math", "eager")
@@ -104,17 +107,17 @@ def check_fields(plan: Plan) -> None:
         _at_least(field, getattr(plan, field), 1)
     for field in ("micro_batch", "tokens", "checkpoint_every"):
         _at_least(field, getattr(plan, field), 0)
-    # Past these a number is a slip, and a ledger would take minutes.
     most = {
         "ranks": (plan.ranks, MOST_RANKS),
-        "layers": (plan.model.layers, 10**4),
+        "layers": (plan.model.layers, MOST_LAYERS),
         "bucket mb": (plan.bucket_mb, 10**6),
     }
     for field, (value, limit) in most.items():
         if value > limit:
             raise PlanError(f"{field} {value} must be at most {limit}")
-    if not 0 <= plan.dropout < 1:
-        raise PlanError(f"dropout {plan.dropout} must be at least 0 and below 1")
+    for field, share in {"dropout": plan.dropout, f"model {plan.model.name}: dropout": plan.model.dropout}.items():
+        if not 0 <= share < 1:
+            raise PlanError(f"{field} {share} must be at least 0 and below 1")
     choices = {"device": DEVICES, "attention": ATTENTIONS, "optimizer_kind": KINDS, "loss_dtype": LOSSES}
     for field, known in choices.items():
         if getattr(plan, field) not in known:
@@ -141,11 +144,10 @@ def check_world(plan: Plan) -> None:
     if plan.gpu and plan.device == "cpu":
         raise PlanError(f"gpu {plan.gpu} is named, but the device is the cpu; leave one of them out")
     if plan.ranks % plan.nodes:
-        raise PlanError(f"{plan.ranks} ranks do not divide over {plan.nodes} nodes")
+        raise PlanError(f"{undivided(plan.ranks, 'rank')} over {things(plan.nodes, 'node')}")
     if plan.ranks > plan.layout.model_parallel and not plan.strategy_row.parallel:
         raise PlanError(
-            f"strategy {plan.strategy} runs on {plan.layout.model_parallel} rank"
-            f"{'s' * (plan.layout.model_parallel > 1)}, not {plan.ranks}; for more take ddp or fsdp-full-shard"
+            f"strategy {plan.strategy} runs on {things(plan.layout.model_parallel, 'rank')}, not {plan.ranks}; for more take ddp or fsdp-full-shard"
         )
     if plan.precision_row.master and not plan.strategy_row.masters:
         keep = ", ".join(row.name for row in STRATEGIES.values() if row.masters)

@@ -11,7 +11,17 @@ from decimal import Context, Decimal, InvalidOperation
 
 from memcalc.errors import InputError, shorten
 
-__all__ = ["BINARY", "DECIMAL", "format_both", "format_bytes", "format_count", "parse_bytes", "parse_count", "things"]
+__all__ = [
+    "BINARY",
+    "DECIMAL",
+    "format_both",
+    "format_bytes",
+    "format_count",
+    "parse_bytes",
+    "parse_count",
+    "things",
+    "undivided",
+]
 
 DECIMAL = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "PB": 10**15}
 BINARY = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "PiB": 2**50}
@@ -99,6 +109,15 @@ def things(count: int, thing: str) -> str:
     ('1 sample', '16,255 samples')
     """
     return f"{format_count(count)} {thing}{'s' * (count != 1)}"
+
+
+def undivided(count: int, thing: str) -> str:
+    """A count of what does not divide.
+
+    >>> undivided(1, "rank"), undivided(3, "rank")
+    ('1 rank does not divide', '3 ranks do not divide')
+    """
+    return f"{things(count, thing)} {'does' if count == 1 else 'do'} not divide"
 
 
 def format_count(count: int) -> str:

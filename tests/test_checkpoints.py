@@ -63,6 +63,11 @@ def test_a_checkpoint_of_another_job(tmp_path: Path) -> None:
     for other in (replace(PLAN, model=MODELS["llama-tiny"]), replace(PLAN, optimizer="sgd")):
         with pytest.raises(PlanError, match="was saved by a run with another model or optimizer"):
             read_marker(path, other)
+    replace(found, precision="fp32").save(path)
+    with pytest.raises(PlanError, match="was saved by a run in fp32, not bf16; a resumed run keeps it"):
+        read_marker(path, replace(PLAN, precision="bf16"))
+    found.save(path)
+    assert read_marker(path, replace(PLAN, precision="bf16")) == found  # an older one does not say
     (path / COMPLETE).write_text((path / COMPLETE).read_text().replace('"gpt2-tiny"', "5"))
     with pytest.raises(FileError, match="name is 5, which is not text; remove"):
         read_marker(path, PLAN)

@@ -46,6 +46,22 @@ MISTAKES = [
         ["estimate", "--params", "1e9", "--input-shape", "3x"],
         "--input-shape '3x' cannot be read; write it like 224x224x3",
     ),
+    (
+        ["estimate", "gpt2", "--tensor-parallel", "5"],
+        "1 rank does not divide by tensor 5 x context 1 x pipeline 1 = 5; 5 ranks would do, or tensor 1\n",
+    ),
+    (
+        ["estimate", "gpt2", "--gpus", "100", "--pipeline-parallel", "100"],
+        "pipeline 100 x chunks 1 = 100; at most 12 would do",
+    ),
+    (
+        ["estimate", "gpt2", "--adapter", "lora", "--adapter-dropout", "nan"],
+        "--adapter-dropout nan is not a finite number",
+    ),
+    (["estimate", "gpt2", "--dropout", "inf"], "--dropout inf is not a finite number"),
+    (["estimate", "gpt2", "--freeze", ","], "freeze ',' names nothing; write it like vision,projector"),
+    (["plot", "."], ". is a folder without the run.json of a run or the config.json of a model"),
+    (["report", ".", "-o", "page.html"], ". is a folder without the run.json of a run or the config.json of a model"),
     (["estimate", "gpt2", "--gpus", "0"], "--gpus 0 must be at least 1"),
     (["estimate", "gpt2", "--gpus", "3", "--nodes", "2"], "3 ranks do not divide over 2 nodes"),
     (
@@ -68,7 +84,7 @@ MISTAKES = [
     (["estimate", "gpt2", "--gpu", "a100-80"], "did you mean 'a100-80gb'?"),
     (["estimate", "gpt2", "--checkpointing", "ful"], "did you mean 'full'?"),
     (["estimate", "gpt2", "--checkpointing", "every-0"], "write it like every-2"),
-    (["estimate", "gpt2", "--dropout", "nan"], "dropout is nan, which is not a finite number"),
+    (["estimate", "gpt2", "--dropout", "nan"], "--dropout nan is not a finite number"),
     (["estimate", "gpt2", "--adam", "--optimizer", "sgd"], "--adam and --optimizer sgd contradict each other"),
     (["estimate", "gpt2", "--batchsize", "8"], "--batch-size"),
     (["estimate", "gpt2", "--heads"], "requires an argument"),

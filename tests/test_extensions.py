@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -11,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from memcalc import doctor_system, extensions
-from memcalc.errors import RunError
+from memcalc.errors import FileError
 from memcalc.models import MODELS
 from memcalc.plan import Plan
-from memcalc.runnable import require_engine
+from memcalc.runnable import require_engine, require_unlocked
 
 ZERO = Plan(
     model=MODELS["gpt2-tiny"], tokens=16, micro_batch=2, strategy="deepspeed-2", ranks=2, precision="bf16-master", device="cpu"
@@ -69,12 +71,31 @@ def test_a_folder_of_ones_own(tmp_path: Path) -> None:
 def test_a_launch_says_so_in_place_of_hanging(lock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     monkeypatch.setenv("CXX", sys.executable)
-    with pytest.raises(RunError, match=f"left a lock on which deepspeed-2 would wait for ever: rm {lock} "):
-        require_engine(ZERO)
-    for other in (replace(ZERO, strategy="ddp", precision="fp32"), replace(ZERO, device="cuda")):
-        require_engine(other)  # which build nothing of the kind
-    lock.unlink()
+    with pytest.raises(FileError, match=f"left a lock on which deepspeed-2 would wait for ever: rm {lock} ") as caught:
+        require_unlocked(ZERO)
+    assert caught.value.exit_code == 2
     require_engine(ZERO)
+    for other in (replace(ZERO, strategy="ddp", precision="fp32"), replace(ZERO, device="cuda")):
+        require_unlocked(other)  # which build nothing of the kind
+    lock.unlink()
+    require_unlocked(ZERO)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_rank_that_is_stopped_while_it_builds_leaves_no_lock(lock: Path, number: signal.Signals) -> None:
+    other, mine = lock, lock.parents[1] / "async_io" / "lock"
+    mine.parent.mkdir()
+    lines = "import os, sys, time; from trainers.process import Signals; Signals(); os.open(sys.argv[1], os.O_CREAT | os.O_EXCL)"
+    rank = subprocess.Popen(
+        [sys.executable, "-c", f"{lines}; print(flush=True); time.sleep(60)", str(mine)], stdout=subprocess.PIPE
+    )
+    assert rank.stdout is not None
+    rank.stdout.readline()  # as torch's FileBaton holds it
+    assert mine.exists()
+    rank.send_signal(number)
+    assert rank.wait(30) == 128 + number
+    rank.stdout.close()
+    assert other.exists() and not mine.exists()
 
 
 def test_doctor_reports_them_with_the_cure(lock: Path) -> None:

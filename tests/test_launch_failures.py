@@ -40,6 +40,21 @@ def test_the_first_rank_that_failed_is_named(tmp_path: Path, stub: Callable[[str
     assert caught.value.exit_code == 1
 
 
+def test_restarts_that_are_used_up_are_named(tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    errors.mkdir()
+    (errors / "rank-1.json").write_text('{"rank": 1, "moment": "step", "kind": "error", "message": "bad"}')
+    assert "used up" not in str(failure(TWO, tmp_path, 1))
+    assert str(failure(TWO, tmp_path, 1, restarts=2)).endswith(
+        "; --max-restarts 2 is used up; no checkpoint was written; --checkpoint-every N keeps some"
+    )
+    checkpoint(tmp_path, 5)
+    assert (
+        f"is used up; resume with: memcalc launch {tmp_path}/plan.json --out {tmp_path} --resume (from step 5)"
+        in str(failure(TWO, tmp_path, 1, restarts=2))
+    )
+
+
 def test_out_of_memory_names_the_next_plan(
     tmp_path: Path, stub: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,6 +50,10 @@ def test_a_plan_survives_a_file(tmp_path: Path) -> None:
         ({"ranks": 2}, "strategy single runs on 1 rank, not 2"),
         ({"ranks": 3, "nodes": 2, "strategy": "ddp"}, "3 ranks do not divide over 2 nodes"),
         ({"reentrant": True}, "checkpointing is off"),
+        (
+            {"model": dataclasses.replace(GPT2.model, dropout=1.0)},
+            "gpt2-tiny: dropout 1.0 must be at least 0 and below 1",
+        ),
         ({"dropout": 1.0}, "dropout 1.0 must be at least 0 and below 1"),
         ({"dropout": float("nan")}, "dropout is nan, which is not a finite number"),
         ({"torch": "two"}, "torch version 'two' cannot be read"),

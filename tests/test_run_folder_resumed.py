@@ -213,6 +213,13 @@ def test_a_checkpoint_of_another_optimizer(interrupted: Path) -> None:
     assert "was saved by a run with another model or optimizer; a resumed run keeps both" in result.output
 
 
+def test_a_checkpoint_by_another_name_is_no_reason_to_do_nothing(interrupted: Path) -> None:
+    (interrupted / STEP).rename(interrupted / "checkpoints" / "step-999999")
+    result = resume(interrupted, "--steps", 400)
+    assert result.exit_code == 2
+    assert "done.json is of step 300 with 300 losses, not of step-999999; remove " in result.output
+
+
 @pytest.mark.parametrize("steps", [300, 20])
 def test_nothing_left_to_do(interrupted: Path, steps: int) -> None:
     before = {path: path.read_bytes() for path in interrupted.rglob("*") if path.is_file()}

@@ -22,7 +22,7 @@ from memcalc.loss import Loss
 from memcalc.models import MODELS, Model
 from memcalc.offload import Offload
 from memcalc.plan import Plan
-from memcalc.runnable import lost_gradient, require_accelerate, require_engine, require_swap, sector
+from memcalc.runnable import lost_gradient, require_accelerate, require_engine, require_swap, require_unlocked, sector
 from memcalc.training import Training
 
 PLAN = Plan(model=MODELS["gpt2-tiny"], tokens=64, micro_batch=1, device="cpu", ranks=2, strategy="ddp")
@@ -200,8 +200,9 @@ def test_offload_to_nvme_needs_a_folder_room_and_libaio(tmp_path: Path, monkeypa
     (made / "async_io.so").touch()
     require_swap(SWAPS, tmp_path)
     (made / "lock").touch()
-    with pytest.raises(RunError, match="left a lock: rm "):
-        require_swap(SWAPS, tmp_path)
+    require_swap(SWAPS, tmp_path)
+    with pytest.raises(FileError, match="left a lock on which deepspeed-3 would wait for ever: rm "):
+        require_unlocked(SWAPS)
 
 
 def test_a_gradient_that_deepspeed_would_lose_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

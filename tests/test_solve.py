@@ -133,3 +133,39 @@ def test_what_is_kept_free(text: str, free: int) -> None:
 def test_what_cannot_be_kept_free_names_both_ways(text: str) -> None:
     with pytest.raises(InputError, match=r"^--keep-free .*(%.*size)"):
         Share().read(text, "--keep-free")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("t5-base --for seq-len --gpu t4", r"[0-9],[0-9]{3} tokens per sample; .*; one step more would need"),
+        ("gpt2-tiny --for seq-len --gpu t4", r"128 tokens per sample; .*; gpt2-tiny has 128 positions: for more add --context N;"),
+        ("mlp-tiny --for micro-batch --gpu h100", "1,048,576 samples per GPU; .*; 1,048,576 samples are the most that solve tries;"),
+        ("gpt2-tiny --for gpus --gpu t4", "1 GPU; "),
+        ("gpt2 --for gpus --gpu t4 --tensor-parallel 2 --pipeline-parallel 3 --accumulation 3", "6 GPUs; "),
+        ("gpt2 --for gpus --gpu t4 --nodes 3", "3 GPUs; "),
+        ("gpt2 --for gpus --gpu t4 --strategy fsdp-hybrid-shard --replicas 5", "5 GPUs; "),
+    ],
+)  # fmt: skip
+def test_an_end_is_named_and_ranks_come_in_multiples(words: str, said: str) -> None:
+    done = CliRunner().invoke(app, ["solve", *words.split()])
+    assert done.exit_code == 0, done.output
+    assert re.match(f"(largest|fewest) [a-z-]+: {said}", done.output), done.output
+
+
+def test_layers_go_as_far_as_a_plan_takes() -> None:
+    layers = QUANTITIES["layers"]
+    assert layers.values(TINY)[-1] == 10_000
+    assert layers.change(TINY, 10_000).model.layers == 10_000
+    assert layers.end(TINY) == "10,000 layers are the most that memcalc takes"
+
+
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [("gpt2 --for layers --layers 3", "--layers"), ("--for params --params 1b", "--params"), ("gpt2 --for gpus --gpus 2", "--gpus"),
+     ("gpt2 --for micro-batch --batch-size 2", "--batch-size"), ("gpt2 --for seq-len --seq-len 2", "--seq-len")],
+)  # fmt: skip
+def test_what_is_asked_for_is_not_said(words: str, option: str) -> None:
+    done = CliRunner().invoke(app, ["solve", *words.split(), "--gpu", "t4"])
+    assert done.exit_code == 2
+    assert done.output.endswith(f" asks for what {option} says; leave one out\n")

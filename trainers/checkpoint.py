@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.tensor import DTensor
 
-from memcalc.checkpoints import Marker, digest, drop_old, read_marker
+from memcalc.checkpoints import Marker, cure, digest, drop_old, read_marker
 from memcalc.errors import FileError, shorten
 from memcalc.plan import Plan
 from trainers.backends import Prepared
@@ -99,7 +99,7 @@ def save(folder: Path, prepared: Prepared, plan: Plan, process: Process, progres
     if process.first:
         done = Marker(
             step=progress.step, losses=progress.losses, scaler=progress.scaler, model=plan.model, optimizer=plan.optimizer,
-            files=_files(index), index=digest(path),
+            precision=plan.precision, files=_files(index), index=digest(path),
         )  # fmt: skip
         done.save(path)
         drop_old(folder, kept)
@@ -125,7 +125,7 @@ def load(path: Path, prepared: Prepared, plan: Plan) -> Resumed:
     try:
         loader.load(state, storage_reader=Reader(path), planner=Planner())
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, UnpicklingError) as error:
-        raise FileError(f"checkpoint {path} cannot be read: {_cause(error)}") from error
+        raise FileError(f"checkpoint {path} cannot be read: {_cause(error)}; {cure(path)}") from error
     if prepared.restore is not None:
         prepared.restore(state)
     return Resumed(step=marker.step, losses=marker.losses, scaler=marker.scaler)

@@ -17,6 +17,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from memcalc import extensions
 from memcalc.errors import FileError, InputError, MemcalcError, RunError, shorten
 from memcalc.files import write_text
 
@@ -169,6 +170,7 @@ class Signals:
             again = signal.sigtimedwait(self._numbers, _LEAVE_SECONDS)
             number = signal.SIGTERM if again is None else signal.Signals(again.si_signo)
         print(f"stopped by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        extensions.let_go()  # in the middle of a build torch would leave a lock that all later runs wait for
         os._exit(128 + number)
 
 

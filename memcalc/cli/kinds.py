@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil, isfinite, prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 __all__ = [
-    "Bytes", "Checkpointing", "Count", "File", "Free", "ModelName", "Name", "Names", "Shape", "Share", "Whole",
+    "Bytes", "Checkpointing", "Count", "File", "Free", "ModelName", "Name", "Names", "Number", "Shape", "Share", "Whole",
 ]  # fmt: skip
 
 _DIGITS = 32
@@ -141,6 +141,16 @@ class Share(Kind):
             raise InputError(
                 f"{option} {shorten(text)} is no memory to keep free; write a part, like 10%, or a size, like 4GiB"
             ) from None
+
+
+class Number(click.types.FloatParamType):
+    """A number that is one: not nan, and not infinite."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not isfinite(found):
+            raise InputError(f"{param.opts[0] if param is not None else 'value'} {found} is not a finite number")
+        return found
 
 
 class Count(Kind):

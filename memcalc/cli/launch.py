@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from memcalc.checkpoints import newest_checkpoint
+from memcalc.checkpoints import newest_checkpoint, read_marker
 from memcalc.cli.compare import compare_table, summary
 from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, ModelName, Name, Whole
@@ -193,6 +193,7 @@ def command(
     how: dict[str, Any] = {"place": place, "on_oom_next": on_oom == "next"}
     checkpoint = newest_checkpoint(out) if training.resume else None
     if checkpoint is not None and checkpoint[0] >= training.steps:
+        read_marker(checkpoint[1], what)  # a folder may have any name
         click.echo(
             f"nothing to do and nothing changed: {out} is at step {checkpoint[0]}, and --steps {training.steps} are steps in "
             "all; give more to go on"

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from memcalc.adapters import usual_dtype
-from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Shape, Whole
+from memcalc.cli.kinds import Bytes, Checkpointing, Count, ModelName, Name, Number, Shape, Whole
 from memcalc.cli.models import Words, build_model, given, said_by_file
 from memcalc.cli.unsaid import unsaid_nodes
 from memcalc.errors import InputError
@@ -26,7 +26,7 @@ from memcalc.sound import ATTENTIONS, DEVICES, LOSSES, MOST_RANKS
 from memcalc.strategies import STRATEGIES
 
 __all__ = [
-    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "option", "plan_options",
+    "Command", "Words", "beside_options", "build_model", "build_plan", "check_effect", "given", "of_group", "option", "plan_options",
     "said_by_file", "several", "training_tokens",
 ]  # fmt: skip
 
@@ -111,7 +111,7 @@ _OPTIONS = (
     _whole(_M, "--module-timeout", help="With --module: seconds its code may take.  [default: 120]"),
     option(_M, "--attention", type=Name("attention", ATTENTIONS), metavar="KIND",
            help=f"{_one_of(ATTENTIONS)}  [default: auto]"),
-    option(_M, "--dropout", type=float, metavar="P", help="Dropout probability, for models that have dropout.  [default: the file's; of named models 0]"),
+    option(_M, "--dropout", type=Number(), metavar="P", help="Dropout probability, for models that have dropout.  [default: the file's; of named models 0]"),
     _whole(_T, "--batch-size", "--micro-batch", "micro_batch", help="Samples per GPU and forward pass.  [estimate: 1]"),
     _whole(_T, "--accumulation", help="Micro batches per optimizer step.  [default: 1]"),
     _whole(_T, "--seq-len", "--tokens", "tokens", help="Tokens per sample.  [default: the model's context]"),
@@ -164,7 +164,7 @@ def _of_group(group: str, knob: dataclasses.Field[Any]) -> Callable[[Function], 
                       is_flag=True, help=said["help"])  # fmt: skip
     shown = f"  [default: {said['unsaid'] or knob.default}]" if knob.default != "" else ""
     if isinstance(knob.default, float):
-        return option(heading, said["option"], name, type=float, metavar="X", help=said["help"] + shown)
+        return option(heading, said["option"], name, type=Number(), metavar="X", help=said["help"] + shown)
     if isinstance(knob.default, int):
         return option(heading, said["option"], name, type=Whole(said["least"]), metavar="N", help=said["help"] + shown)
     if said["choices"]:
@@ -239,6 +239,14 @@ def check_effect(words: Words, plan: Plan) -> None:
                 raise InputError(f"{knob.metadata['option']} {idle[knob.name]}")
 
 
+def of_group(group: str, words: Words) -> Any:
+    """What was typed of one group of a plan's fields, such as ``layout``."""
+    prefix = f"{group}__"
+    return _GROUPS[group](**{
+        name.removeprefix(prefix): value for name, value in given(words).items() if name.startswith(prefix)
+    })  # fmt: skip
+
+
 def build_plan(words: Words) -> Plan:
     """The plan that was said in words; what was not said is the Plan's own default. Raises InputError.
 
@@ -268,10 +276,8 @@ def build_plan(words: Words) -> Plan:
         "nodes", unsaid_nodes(row, fields.get("device", "cuda"), fields.get("ranks", 1), fields.get("gpu"))
     )
     words.setdefault("adapter__dtype", usual_dtype(words.get("adapter__kind", "none"), row.engine))
-    for group, cls in _GROUPS.items():
-        fields[group] = cls(**{
-            name.removeprefix(f"{group}__"): value for name, value in words.items() if name.startswith(f"{group}__")
-        })  # fmt: skip
+    for group in _GROUPS:
+        fields[group] = of_group(group, words)
     if not isinstance(words.get("model", ""), str) and model.family != "size" and not model.module.factory:
         fields["implementation"] = _as_transformers(words, model)
     fields.setdefault(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from memcalc.cli.kinds import Free, Name, Share
-from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options
+from memcalc.cli.options import Command, build_plan, check_effect, of_group, option, plan_options
 from memcalc.cli.progress import waiting
 from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, printable, render
-from memcalc.units import format_both, format_bytes, format_count
+from memcalc.units import format_both, format_bytes, things
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -23,6 +23,8 @@ __all__ = ["command"]
 
 FOR = ("micro-batch", "seq-len", "gpus", "layers", "params")
 """The names of ``memcalc.solve.QUANTITIES``."""
+_SAID = {"micro-batch": "micro_batch", "seq-len": "tokens", "gpus": "ranks", "layers": "layers", "params": "parameters"}
+"""The option of a plan that says what is asked for."""
 
 EXAMPLES = """\b
 Examples:
@@ -77,15 +79,20 @@ def command(quantity: str | None, keep_free: Free | None, format: str, **words: 
 
 
 def _plan(quantity: str, words: dict[str, Any]) -> Plan:
-    given_twice = {"micro-batch": "micro_batch", "seq-len": "tokens", "gpus": "ranks"}.get(quantity)
-    if given_twice and words.get(given_twice) is not None:
+    from memcalc.solve import fewest_ranks
+
+    if words.get(_SAID[quantity]) is not None:
         raise InputError(
             f"--for {quantity} asks for what --{quantity.replace('micro-batch', 'batch-size')} says; leave one out"
         )
-    if quantity == "params" and words.get("model") is None and words.get("parameters") is None:
+    if quantity == "params" and words.get("model") is None:
         words["parameters"] = 1
-    if quantity == "gpus" and words.get("strategy") is None:
-        words["strategy"] = "fsdp-full-shard"
+    if quantity == "layers" and words.get("parameters") is not None:
+        words["layers"] = 1
+    if quantity == "gpus":
+        words["strategy"] = words.get("strategy") or "fsdp-full-shard"
+        nodes = words.get("nodes") or 1
+        words |= {"ranks": fewest_ranks(of_group("layout", words), of_group("fsdp", words), nodes), "nodes": nodes}
     plan = build_plan(words)
     check_effect(words, plan)
     return plan
@@ -115,21 +122,27 @@ def _show(found: Solution, format: str, unsaid: list[str]) -> str:
             for size, show in ((found.needed, format_both), (found.limit, format_both), (sizes[-1], format_bytes))
         )
         line = (
-            f"{word} {found.quantity.name}: {format_count(found.value)} {found.quantity.unit}; needs up to {needed} "
+            f"{word} {found.quantity.name}: {_counted(found.value, found.quantity.unit)}; needs up to {needed} "
             f"of {there} of {found.plan.gpu}, in {found.plan.precision}"
         )
         if found.beyond is not None:
-            step = "one less" if found.quantity.fewest else "one step more"
+            step = "one step less" if found.quantity.fewest else "one step more"
             line += f"; {step} would need up to {beyond}"
         elif not found.quantity.fewest:
-            line += "; more is not possible with this plan, or takes more than memcalc counts"
+            line += f"; {found.end or 'one step more takes more than memcalc counts'}"
     line = printable("; ".join([line, *unsaid]))
     return f"- {line}" if format == "markdown" else line
+
+
+def _counted(count: int, unit: str) -> str:
+    """A count and its unit: ``2 samples per GPU``."""
+    thing, *per = unit.split(" ", 1)
+    return " ".join([things(count, thing), *per])
 
 
 def _nothing(found: Solution) -> str:
     plan = found.plan
     missing = format_both(found.needed - found.limit)
     if found.quantity.fewest:
-        return f"none up to {format_count(plan.ranks)} GPUs will do: {plan.strategy} needs {missing} too much on each"
+        return f"none up to {things(plan.ranks, 'GPU')} will do: {plan.strategy} needs {missing} too much on each"
     return f"nothing fits: the smallest {found.quantity.name} needs {missing} too much"

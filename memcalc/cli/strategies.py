@@ -14,7 +14,7 @@ from memcalc.errors import InputError
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
 from memcalc.tables import FORMATS, columns, folded, heading, printable, render
-from memcalc.units import format_count
+from memcalc.units import format_count, things
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -192,11 +192,11 @@ def _title(base: Plan) -> str:
     size = f"{count} parameters"
     name = size if base.model.name == size else f"{base.model.name} ({size})"
     each = (
-        f", {base.micro_batch} sample{'s' * (base.micro_batch > 1)} of {base.tokens} tokens on each"
+        f", {things(base.micro_batch, 'sample')} of {base.tokens} token{'s' * (base.tokens > 1)} on each"
         if base.tokens
         else ""
     )
-    return printable(f"{name}, {base.optimizer}, {base.ranks} GPUs{nodes}{card}{each}")
+    return printable(f"{name}, {base.optimizer}, {things(base.ranks, 'GPU')}{nodes}{card}{each}")
 
 
 def _speed(line: Line, lines: list[Line]) -> float | None:

@@ -11,8 +11,9 @@ import click
 
 from memcalc.cli.options import said_by_file
 from memcalc.cli.progress import waiting
-from memcalc.errors import FileError, InputError
+from memcalc.errors import FileError, InputError, UnknownNameError
 from memcalc.files import read_json
+from memcalc.hf.paths import FILES
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -65,6 +66,18 @@ def is_plan(path: Path) -> bool:
     return isinstance(data, dict) and "memcalc_plan" in data
 
 
+def _bare(path: Path) -> bool:
+    """A folder that says no model."""
+    try:
+        return path.is_dir() and not any((path / name).is_file() for name in FILES)
+    except (OSError, ValueError):  # too long for a path, or in a folder that may not be read
+        return False
+
+
+def _without(folder: Path) -> FileError:
+    return FileError(f"{folder} is a folder without the run.json of a run or the config.json of a model")
+
+
 class _Model(click.ParamType):  # type: ignore[type-arg]
     """The file of a saved plan, the folder of a run, or whatever else names a model."""
 
@@ -80,7 +93,15 @@ class _Model(click.ParamType):  # type: ignore[type-arg]
                 return RunFolder(path)
             if is_plan(path):
                 return Saved(path)
-        return self.model.convert(value, param, ctx)
+        try:
+            found = self.model.convert(value, param, ctx)
+        except UnknownNameError:
+            if RunFolder in self.kinds and _bare(path):
+                raise _without(path) from None
+            raise
+        if RunFolder in self.kinds and isinstance(found, Path) and _bare(found):
+            raise _without(path)
+        return found
 
     def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return self.model.shell_complete(ctx, param, incomplete)

@@ -14,7 +14,7 @@ from memcalc.ledger import skeleton
 from memcalc.plan import Plan
 from memcalc.tables import coloured, columns, folded, heading, printable, render
 from memcalc.timeline import BEFORE, CATEGORIES, MOMENTS, Skeleton, Timeline
-from memcalc.units import format_both, format_bytes, format_count
+from memcalc.units import format_both, format_bytes, format_count, things
 
 __all__ = ["explanation", "summary"]
 
@@ -90,9 +90,9 @@ def _batch(plan: Plan) -> list[str]:
     if plan.accumulation > 1:
         parts.append(f"accumulation {plan.accumulation}")
     if plan.data_parallel > 1:
-        parts.append(f"{plan.data_parallel} ranks")
+        parts.append(things(plan.data_parallel, "rank"))
     samples = f"{plan.global_batch} sample{'s' * (plan.global_batch > 1)} a step"
-    each = f", {format_count(plan.tokens)} tokens each" if plan.tokens else ""
+    each = f", {things(plan.tokens, 'token')} each" if plan.tokens else ""
     return [f"{' × '.join(parts)} = {samples}{each}"]
 
 

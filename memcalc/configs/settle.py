@@ -17,6 +17,7 @@ from memcalc.models import Model
 from memcalc.plan import Plan
 from memcalc.precision import PRECISIONS
 from memcalc.strategies import STRATEGIES
+from memcalc.units import things, undivided
 
 __all__ = ["Settled", "apply", "settle"]
 
@@ -75,7 +76,7 @@ def settle(
         ranks = (batch.ranks() or 1) * copies
         if STRATEGIES[fields.get("strategy", "single")].parallel:
             notes.append(
-                f"{name}: the batch is that of {ranks} GPUs; --gpus says otherwise"
+                f"{name}: the batch is that of {things(ranks, 'GPU')}; --gpus says otherwise"
                 if ranks > 1
                 else f"{name}: it does not say how many processes there are; one is assumed, which divides nothing: give --gpus N"
             )
@@ -152,7 +153,7 @@ def _scale(
         }
     shown = [f"{_spelled(key)} {fields.get(key, 'cuda')} -> {value}" for key, value in changes.items()
              if fields.get(key) != value]  # fmt: skip
-    world = f"{file.world} -> {ranks} ranks" if file.world else f"{ranks} ranks"
+    world = f"{file.world} -> {things(ranks, 'rank')}" if file.world else things(ranks, "rank")
     notes.append(f"{file.name}: scaled to this machine: {', '.join([world, *shown])}")
     fields |= changes
 
@@ -197,7 +198,7 @@ def _fill(
     if batch == Batch() and not file.batch_autos:
         return
     if ranks % copies:
-        raise PlanError(f"{file.name}: {ranks} ranks do not divide over {copies} that hold parts of the model")
+        raise PlanError(f"{file.name}: {undivided(ranks, 'rank')} over {copies} that hold parts of the model")
     whole = batch.settled(ranks // copies, file.name, copies)
     fields |= {"micro_batch": whole.micro, "accumulation": whole.accumulation}
     if not model.context and not model.features and batch == Batch():  # known by its size alone

@@ -12,6 +12,7 @@ from memcalc.models.checks import no_attention, no_dropout, positive
 from memcalc.models.family import Block, Family
 from memcalc.spec import HEAD, Model, Weight
 from memcalc.tape import Tape
+from memcalc.units import things
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
@@ -24,7 +25,9 @@ def check(model: Model, plan: Plan) -> None:
     no_attention(model, plan)
     positive(model, "parameters")
     if model.layers > model.parameters - outside(model):
-        raise PlanError(f"{model.layers} layers are more than {model.parameters - outside(model)} parameters")
+        raise PlanError(
+            f"{things(model.layers, 'layer')}, but {things(model.parameters - outside(model), 'parameter')} for them"
+        )
     if (model.features or model.layer_bytes) and plan.micro_batch < 1:
         raise PlanError(f"micro batch {plan.micro_batch} must be at least 1 when inputs or activations are given")
     if model.layer_bytes and not model.layers:

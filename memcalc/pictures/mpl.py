@@ -17,7 +17,7 @@ from memcalc.palette import CATEGORY, DARK, LIGHT, SERIES, Surface
 from memcalc.pictures.step import Step
 from memcalc.pictures.sweep import LABEL, Sweep
 from memcalc.tables import printable
-from memcalc.units import DECIMAL, format_both, format_bytes, format_count
+from memcalc.units import DECIMAL, format_both, format_bytes, format_count, things
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,7 +157,7 @@ def _verdict(figure: Step) -> str:
     found = figure.estimate
     plan = found.plan
     batch = f", micro batch {plan.micro_batch}" if plan.micro_batch else ""
-    tokens = f" of {format_count(plan.tokens)} tokens" if plan.tokens else ""
+    tokens = f" of {things(plan.tokens, 'token')}" if plan.tokens else ""
     card = "" if plan.gpu is None else f" · {found.verdict.replace('-', ' ')} on {plan.gpu}"
     return f"{plan.precision}, {plan.optimizer}{batch}{tokens} · the fullest rank{card}{f' · {figure.drawn}' * bool(figure.drawn)}"
 

@@ -11,7 +11,7 @@ from memcalc.assumptions import activations_known
 from memcalc.errors import InputError, PlanError
 from memcalc.estimate import estimate, usable_bytes
 from memcalc.plan import Plan
-from memcalc.units import format_both, format_bytes, format_count
+from memcalc.units import format_both, format_bytes, format_count, things
 
 __all__ = ["AGAINST", "LABEL", "Line", "Point", "Sweep", "sweep"]
 
@@ -81,7 +81,7 @@ class Sweep:
         last = max((point.value for line in self.lines for point in line.points), default=0)
         if self.against != "seq-len" or not most or last < most:
             return ""
-        return f"{model.name}'s context ends at {format_count(most)} tokens."
+        return f"{model.name}'s context ends at {things(most, 'token')}."
 
     def edge(self, line: Line) -> str:
         """Where one strategy stops fitting, in words.

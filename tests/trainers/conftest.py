@@ -12,10 +12,12 @@ from tests.trainers.runs import EVALUATED
 
 
 @pytest.fixture(autouse=True)
-def denormal_numbers() -> Iterator[None]:
-    """A rank that joins in this process flushes numbers close to zero, which other tests draw."""
+def how_torch_computes() -> Iterator[None]:
+    """A rank that joins in this process flushes numbers close to zero, which other tests draw, and may put oneDNN away."""
+    onednn = torch.backends.mkldnn.set_flags(_fp32_precision=None)
     yield
     torch.set_flush_denormal(False)
+    torch.backends.mkldnn.set_flags(*onednn)
 
 
 @pytest.fixture(autouse=True, scope="package")

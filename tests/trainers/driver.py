@@ -15,6 +15,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
@@ -55,7 +56,9 @@ def run(job: dict, process: Process) -> None:
     if settings.get("nvme_path"):
         settings["nvme_path"] = Path(settings["nvme_path"])
     out = Path(job["out"]) if job["out"] else None
-    measurement = train(Plan.from_dict(job["plan"]), Training(**settings), process, out=out)
+    plan = Plan.from_dict(job["plan"])
+    torch.backends.mkldnn.set_flags(plan.family.convolves)  # as trainers/matrix.py, where the reason stands
+    measurement = train(plan, Training(**settings), process, out=out)
     result = Path(job["result"])
     if process.first:
         found = {

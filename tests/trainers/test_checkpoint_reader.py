@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ import torch
 from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.api import CheckpointException
 
+from memcalc.checkpoints import digest
 from memcalc.errors import FileError
+from tests.launching import PLAN, marker
+from trainers import checkpoint
+from trainers.backends import Prepared
 from trainers.checkpoint_reader import Planner, Reader
 
 
@@ -65,3 +70,16 @@ def test_what_is_no_tensor_runs_nothing(tmp_path: Path) -> None:
     with pytest.raises((CheckpointException, pickle.UnpicklingError), match="mkdir|Weights only"):
         read(tmp_path / "saved", state())
     assert not trap.exists()
+
+
+def test_a_damaged_part_comes_with_its_cure(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoints" / "step-3"
+    save(state(), checkpoint_id=path, no_dist=True)
+    replace(marker(3), index=digest(path)).save(path)
+    (part,) = path.glob("*.distcp")
+    part.write_bytes(b"\xff" * 64 + part.read_bytes()[64:])  # as long as it was
+    layer = torch.nn.Linear(1, 1)
+    update = torch.optim.SGD(layer.parameters())
+    prepared = Prepared(model=layer, optimizer=update, states=update, state=state, wake=lambda: None)
+    with pytest.raises(FileError, match=rf"{path} cannot be read: .*; remove {path}: the run has no other checkpoint"):
+        checkpoint.load(path, prepared, PLAN)

@@ -16,17 +16,17 @@ class Attention(nn.Module):
     def __init__(self, plan: Plan) -> None:
         super().__init__()
         self.plan, self.heads, self.dropout = plan, plan.model.heads, plan.dropout
-        self.c_attn = nn.Linear(plan.model.hidden, 3 * plan.model.hidden)
-        self.c_proj = nn.Linear(plan.model.hidden, plan.model.hidden)
+        self.width = self.heads * plan.model.head_width
+        self.c_attn = nn.Linear(plan.model.hidden, 3 * self.width)
+        self.c_proj = nn.Linear(self.width, plan.model.hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, tokens, width = x.shape
+        batch, tokens, _ = x.shape
         q, k, v = (
-            part.view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
-            for part in self.c_attn(x).split(width, dim=2)
+            part.view(batch, tokens, self.heads, -1).transpose(1, 2) for part in self.c_attn(x).split(self.width, dim=2)
         )
         x = attend(q, k, v, plan=self.plan, dropout=self.dropout if self.training else 0.0)
-        x = x.transpose(1, 2).reshape(batch, tokens, width)
+        x = x.transpose(1, 2).reshape(batch, tokens, self.width)
         return F.dropout(self.c_proj(x), self.dropout, self.training)
 
 

@@ -13,7 +13,7 @@ from memcalc.pictures.step import Step
 from memcalc.plan import Plan
 from memcalc.recommend import Recommendation
 from memcalc.timeline import MOMENTS
-from memcalc.units import format_both, format_bytes, format_count
+from memcalc.units import format_both, format_bytes, format_count, things
 
 __all__ = ["alternatives", "assumptions", "breakdown", "head", "measured", "meters", "reproduce", "tensors", "the_step"]
 
@@ -63,7 +63,7 @@ def _recipe(found: Estimate) -> Iterator[str]:
     if plan.micro_batch:
         yield f"micro batch {plan.micro_batch}" + f" × {plan.accumulation}" * (plan.accumulation > 1)
     if plan.tokens:
-        yield f"{format_count(plan.tokens)} tokens"
+        yield things(plan.tokens, "token")
     yield f"checkpointing {('none', 'full')[plan.checkpoint_every] if plan.checkpoint_every < 2 else f'every {plan.checkpoint_every}'}"
 
 
