@@ -9,6 +9,7 @@ from memcalc.coefficients import own_calibration
 from memcalc.compute import Compute
 from memcalc.engines import ENGINES
 from memcalc.hardware import LARGE_NODES, NODE_GPUS
+from memcalc.hints import frozen, per_machine, whole_gradients
 from memcalc.kernels import refusal
 from memcalc.ledger import peaks
 from memcalc.outside import communicators
@@ -224,7 +225,7 @@ def doubts(plan: Plan, rehearsal: Rehearsed | None = None) -> list[str]:
             f"{plan.tokens} tokens reach the sliding window of {plan.model.window}: every layer is counted with a mask "
             "of tokens x tokens, as transformers makes it, also where only some layers have the window"
         )
-    said += [*plan.model.notes, *dropout(plan)]
+    said += [*plan.model.notes, *dropout(plan), *filter(None, [frozen(plan)])]
     said += in_one_machine(plan)
     if plan.device == "cpu":
         return [*said, "one thread per rank; scratch memory inside oneDNN's kernels is not counted"]
@@ -277,6 +278,7 @@ def assumptions(
             f"fully_shard divides stacked experts by expert, so that {plan.model.experts} over {plan.shards} ranks leave a "
             "whole one on every rank (FSDPParam._init_sharded_param pads); --fsdp-version 1 divides them evenly"
         )
+    said += filter(None, [whole_gradients(plan)])
     if plan.strategy_row.gathers:
         itemsize = DTYPE_BYTES[plan.precision_row.weights]
         whole = itemsize * sum(weight.numel for weight in plan.family.weights(plan.model))
@@ -299,7 +301,7 @@ def assumptions(
     if _attends(plan) and attended(plan) == f"attention by the {plan.kernel} kernel":
         said.append(attended(plan))
     if plan.offload.on:
-        each = -(-plan.ranks // plan.nodes)
+        each = per_machine(plan)
         said.append(f"host is of one rank; the {each} of a machine need {format_both(each * host)} together")
     if groups := communicators(plan):
         named = ", ".join(f"{name} of {size}" for name, size in groups.items())

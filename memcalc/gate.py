@@ -1,13 +1,14 @@
-"""Does a plan fit for sure, on its card or in a machine's RAM? The answer that a build can stop at."""
+"""Does the high end of a plan fit, on its card or in a machine's RAM? The answer that a build can stop at."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memcalc.assumptions import activations_known
 from memcalc.errors import InputError
 from memcalc.estimate import Estimate, usable_bytes
+from memcalc.hints import hints, machine_host
 from memcalc.plan import Plan
 from memcalc.units import format_both, format_bytes
 
@@ -29,10 +30,12 @@ class Gate:
     """Blank for a run on CPU cores."""
     said: str
     """The verdict in a line."""
+    hints: tuple[str, ...] = ()
+    """What it has to be read with, and what could be done about it, in sentences."""
 
     @property
     def passes(self) -> bool:
-        """It fits for sure."""
+        """The high end of the estimate fits."""
         return self.verdict == "fits"
 
     def to_dict(self) -> dict[str, Any]:
@@ -40,6 +43,7 @@ class Gate:
         return {
             "verdict": self.verdict, "passes": self.passes, "needed_low_bytes": self.low, "needed_high_bytes": self.high,
             "limit_bytes": self.limit, "gpu": self.gpu, "line": self.said,
+            "hints": list(self.hints),
         }  # fmt: skip
 
 
@@ -71,7 +75,8 @@ def gate(found: Estimate, keep_free: int = 0, ram: int = 0) -> Gate:
     whole = f"the {format_both(limit)} that {row.name} has"
     if keep_free:
         whole = f"{format_both(limit)}: {row.name} less {format_bytes(keep_free)} that stay free"
-    return _gate(found, verdict, low, high, limit, whole)
+    beside = [*hints(plan, verdict, high=high, limit=limit, keep_free=keep_free), machine_host(plan, found.host)]
+    return replace(_gate(found, verdict, low, high, limit, whole), hints=tuple(filter(None, beside)))
 
 
 def _in_ram(found: Estimate, keep_free: int, ram: int) -> Gate:

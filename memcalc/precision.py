@@ -45,13 +45,13 @@ PRECISIONS: Catalog[Precision] = Catalog(
             name="bf16",
             weights="bfloat16",
             compute="bfloat16",
-            summary="pure bfloat16: weights, gradients and moments too (model.to(bfloat16))",
+            summary="pure bfloat16: weights, gradients and moments too, but for adapters in float32 (model.to(bfloat16))",
         ),
         Precision(
             name="fp16",
             weights="float16",
             compute="float16",
-            summary="pure float16: weights, gradients and moments too; rarely stable",
+            summary="pure float16: weights, gradients and moments too, but for adapters in float32; rarely stable",
         ),
         Precision(
             name="amp-bf16",

@@ -66,9 +66,10 @@ class Choice:
     """Samples per second relative to the fastest plan that fits, at most 1."""
     reason: str
 
-    def gpu_hours(self, tokens: int) -> float:
-        """What a training of so many tokens takes, over all ranks."""
-        return tokens / self.time.tokens_per_second * self.plan.ranks / 3600
+    def gpu_hours(self, tokens: int) -> tuple[float, float]:
+        """What a training of so many tokens takes, over all ranks, by both ends of the time of a step."""
+        steps = tokens / (self.time.samples * self.time.tokens)
+        return steps * self.time.low * self.plan.ranks / 3600, steps * self.time.high * self.plan.ranks / 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

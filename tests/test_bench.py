@@ -22,6 +22,7 @@ from memcalc.cli import progress
 from memcalc.cli.app import app
 from memcalc.estimate import estimate
 from memcalc.hardware import GPUS
+from memcalc.hints import FROZEN_ABOVE, FROZEN_MOST_PCT, FROZEN_READINGS
 from memcalc.reserved import UNSEEN_PCT, replayed
 from tests.published_rows import GPT2, MLP, facts, plan_of, row_of, text_of
 
@@ -251,6 +252,19 @@ def test_published_runs_reserved_no_more_than_the_range_holds() -> None:
     assert sum(each.above for each in less) > 3
     assert found["device"].above <= DEVICE_ABOVE
     assert found["allocated"].above == 0, "which is no range"
+
+
+def test_what_is_said_of_frozen_weights_is_what_the_bench_finds_today() -> None:
+    rows, scores = facts()
+    device = by_meter(rows, scores)["device"]
+    page = Path(published.PAGE.parent.parent, "ci.md").read_text(encoding="utf-8")
+    assert f"Of {device.rows} published readings of `nvidia-smi` {device.above} were above it" in page
+    adapted = {row["id"] for row in rows if row["lora_rank"]}
+    read = [each for each in scores if each.metric == "nvidia-smi" and each.id in adapted and not each.skipped]
+    above = [each for each in read if each.above]
+    assert (len(read), len(above)) == (FROZEN_READINGS, FROZEN_ABOVE)
+    most = 100 * max((each.measured_gib or 0) / (each.high_gib or 1) for each in above)
+    assert 99 + FROZEN_MOST_PCT < most <= 100 + FROZEN_MOST_PCT
 
 
 def test_the_page_of_results_is_of_today(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,7 +174,10 @@ def test_the_number_of_gpus_is_chosen_and_the_cost_is_said(run: Run) -> None:
     assert found["fewest"]["plan"]["ranks"] == 1
     for row in found["plans"]:
         ranks = row["plan"]["ranks"]
-        assert row["gpu_hours"] == pytest.approx(10e9 / row["tokens_per_second"] * ranks / 3600)
+        middle = 10e9 / row["tokens_per_second"] * ranks / 3600
+        for end in ("low", "high"):
+            times = row[f"seconds_per_step_{end}"] / row["seconds_per_step"]
+            assert row[f"gpu_hours_{end}"] == pytest.approx(middle * times)
         assert row["seconds_per_step_low"] <= row["seconds_per_step"] <= row["seconds_per_step_high"]
         assert row["headroom_bytes"] + row["needed_bytes"] == found["capacity_bytes"] - found["keep_free_bytes"]
     text = run(*words, "--explain").stdout

@@ -71,6 +71,7 @@ LAYERS = [
     ["climb"],
     ["reserved"],
     ["outside"],
+    ["hints"],
     ["assumptions"],
     ["estimate"],
     [

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memcalc.cli.plans_table import also, plans_table
+from memcalc.cli.plans_table import also, hours, plans_table
 from memcalc.loss import Loss
 from memcalc.models import MODELS
 from memcalc.plan import Plan
@@ -33,7 +33,7 @@ def choice(plan: Plan) -> Any:
         headroom=2_103_000_000,
         time=time,
         speed=0.98,
-        gpu_hours=lambda tokens: tokens / 1e9,
+        gpu_hours=lambda tokens: (tokens / 2e9, tokens / 1e9),
     )
 
 
@@ -63,6 +63,11 @@ def test_markdown_has_all_columns(room: int | None) -> None:
     names = ["", "strategy", "ranks", "checkpointing", "precision", "micro batch", "accumulation", "also", "peak",
              "headroom", "step", "tokens/s", "MFU", "speed", "GPU-hours"]  # fmt: skip
     assert [cell.strip() for cell in head.strip("|").split("|")] == names
+
+
+def test_gpu_hours_are_a_range_as_a_step_is() -> None:
+    assert hours(choice(PLAN), 340_000 * 10**9) == "170,000 to 340,000"
+    assert hours(choice(PLAN), 10**8) == "0"
 
 
 def test_what_has_no_column_stands_in_the_sentences() -> None:

@@ -1,6 +1,6 @@
 """The ``memcalc`` group: finds the commands, and turns every failure into one line and an exit code.
 
-Exit codes: 0 done; 1 a training run failed, or ``check`` found that the plan does not fit for sure; 2 bad input;
+Exit codes: 0 done; 1 a training run failed, or ``check`` found that the plan does not or may not fit; 2 bad input;
 70 a bug in memcalc; 130 interrupted.
 """
 

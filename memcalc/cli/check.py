@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,9 @@ from memcalc.cli.subject import is_plan
 from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
 from memcalc.tables import FORMATS, printable, render
+
+if TYPE_CHECKING:
+    from memcalc.plan import Plan
 
 __all__ = ["command"]
 
@@ -28,8 +31,8 @@ Examples:
 
 \b
 Exit codes:
-  0  it fits for sure: the high end of the estimate is within what may be taken
-  1  it does not fit, or not for sure
+  0  it fits: the high end of the estimate is within what may be taken
+  1  it does not fit, or may not
   2  bad input
 """
 
@@ -80,17 +83,24 @@ def command(config: Path | None, scale: int | None, keep_free: Free | None, form
     kept = 0 if keep_free is None else keep_free.of(usable_bytes(plan, plan.gpu_row) if plan.gpu_row else ram)
     found = gate(estimate(plan, rehearsal=rehearsal), kept, ram)
     if format == "json":
-        click.echo(json.dumps(found.to_dict(), indent=2))
+        click.echo(json.dumps(_of(plan) | found.to_dict(), indent=2))
     elif format == "csv":
-        said = found.to_dict()
+        said = _of(plan) | found.to_dict() | {"hints": "; ".join(found.hints)}
         click.echo(render([list(said.values())], list(said), "csv"))
     else:
         place = f"{plan.ranks} x {plan.gpu}" if plan.gpu else f"{plan.ranks} rank{'s' * (plan.ranks > 1)} on CPU cores"
-        open_ = "" if saved or config else "".join(f"; {each}" for each in unsaid(words, plan))
+        beside = [*found.hints, *([] if saved or config else unsaid(words, plan))]
+        open_ = "".join(f"; {each}" for each in beside)
         line = printable(f"{plan.model.name} in {plan.precision}, {plan.strategy} on {place}: {found.said}{open_}")
         click.echo(f"- {line}" if format == "markdown" else line)
     if not found.passes:
         raise click.exceptions.Exit(1)
+
+
+def _of(plan: Plan) -> dict[str, Any]:
+    """What was checked, by the names of the plan's fields."""
+    names = ("precision", "strategy", "ranks", "nodes", "micro_batch", "accumulation")
+    return {"model": plan.model.name} | {name: getattr(plan, name) for name in names}
 
 
 def _ram() -> int:

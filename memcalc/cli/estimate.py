@@ -14,6 +14,7 @@ from memcalc.cli.config import config_options, configured, refuse_without_config
 from memcalc.cli.kinds import File, Name
 from memcalc.cli.options import Command, build_plan, check_effect, option, plan_options, said_by_file
 from memcalc.cli.progress import waiting
+from memcalc.cli.searched import search_instead
 from memcalc.cli.subject import Saved, takes
 from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
@@ -38,7 +39,7 @@ Examples:
   memcalc estimate --params 7b --optimizer adamw --optimizer-kind fused --precision bf16
   memcalc estimate --params 1e9 --adam --batch-size 32 --input-shape 224x224x3 --layers 5 --activation-per-layer 64KB
   memcalc estimate gpt2-xl --gpu t4 --check --format json
-  memcalc estimate llama-3-8b --seq-len 4096 --precision bf16 --checkpointing full --adapter lora --quantize nf4-double --gpu rtx-4090
+  memcalc estimate llama-3-8b --seq-len 4096 --precision amp-bf16 --checkpointing full --adapter lora --quantize nf4-double --gpu rtx-4090
   memcalc estimate llama-3-8b --gpus 8 --strategy deepspeed-3 --precision bf16-master --offload-optimizer cpu --checkpointing full
   memcalc estimate megatron-22b --gpus 32 --tensor-parallel 8 --pipeline-parallel 2 --accumulation 8 --strategy megatron-distributed --precision bf16-master
   memcalc estimate my-llama/config.json --precision amp-bf16 --gpu a100-80gb
@@ -68,7 +69,7 @@ SLOW = 2000
 @option("The answer", "--assumptions", "whole", is_flag=True,
         help="Also show all that is taken for granted, not only what could make the numbers wrong (json: always).")  # fmt: skip
 @option("The answer", "--check", is_flag=True,
-        help="Exit with 1 unless the plan fits on --gpu for sure, as memcalc check does.")  # fmt: skip
+        help="Exit with 1 unless the high end of the estimate fits on --gpu, as memcalc check does.")  # fmt: skip
 def command(
     plan_file: Path | None, config: Path | None, scale: int | None, save_plan: Path | None, format: str, explain: bool,
     whole: bool, check: bool, **words: Any,
@@ -107,6 +108,8 @@ def command(
         click.echo(json.dumps(found.to_dict(), indent=2))
     else:
         open_ = [] if plan_file or config else unsaid(words, plan)
+        if found.verdict == "does-not-fit" and not (plan_file or config):
+            open_ = [*filter(None, [search_instead(click.get_current_context().command, words)]), *open_]
         click.echo(summary(found, format, whole=whole, unsaid=open_))
         if explain:
             click.echo("\n" + explanation(plan, format, _timeline(rehearsal)))

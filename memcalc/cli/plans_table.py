@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from memcalc.plan import Plan
     from memcalc.recommend import Choice
 
-__all__ = ["also", "checkpointing", "clock", "knobs", "plans_table", "times_known"]
+__all__ = ["also", "checkpointing", "clock", "hours", "knobs", "plans_table", "times_known"]
 
 Columns = dict[str, list[object]]
 
@@ -68,7 +68,7 @@ def _columns(plans: Sequence[Choice], tokens: int) -> Columns:
             "tokens/s": f"{c.time.tokens_per_second:,.0f}" if c.plan.tokens else "-",
             "MFU": f"{c.time.mfu:.0%}" if c.plan.device == "cuda" else "-",
             "speed": f"{c.speed:.2f}",
-            "GPU-hours": f"{c.gpu_hours(tokens):,.0f}" if tokens else "-",
+            "GPU-hours": hours(c, tokens) if tokens else "-",
         }
         for number, c in enumerate(plans, 1)
     ]
@@ -92,15 +92,22 @@ def clock(choice: Choice, tokens: int = 0) -> dict[str, float | None]:
     ``tokens`` of training, if any, give GPU-hours.
     """
     time, known = choice.time, times_known(choice.plan)
-    found = {
+    found: dict[str, float | None] = {
         "seconds_per_step_low": time.low,
         "seconds_per_step": time.total,
         "seconds_per_step_high": time.high,
         "tokens_per_second": time.tokens_per_second if choice.plan.tokens else None,
         "mfu": time.mfu if choice.plan.device == "cuda" else None,
-        **({"gpu_hours": choice.gpu_hours(tokens)} if tokens else {}),
     }
+    if tokens:
+        low, high = choice.gpu_hours(tokens)
+        found |= {"gpu_hours_low": low, "gpu_hours_high": high}
     return {name: value if known else None for name, value in found.items()}
+
+
+def hours(choice: Choice, tokens: int) -> str:
+    """GPU-hours of so many tokens, as wide a range as that of a step."""
+    return " to ".join(dict.fromkeys(f"{each:,.0f}" for each in choice.gpu_hours(tokens)))
 
 
 def knobs(plan: Plan) -> dict[str, object]:

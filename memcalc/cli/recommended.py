@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from memcalc.cli.confirmed import as_dict, numbers_of
-from memcalc.cli.plans_table import also, checkpointing, clock, knobs, plans_table, times_known
+from memcalc.cli.plans_table import also, checkpointing, clock, hours, knobs, plans_table, times_known
+from memcalc.hints import CLOSE_SAID, close, frozen
 from memcalc.precision import PRECISIONS
 from memcalc.tables import columns, folded, heading, printable, render
 from memcalc.units import format_both, format_bytes, format_count
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from memcalc.search import Search
 
 __all__ = ["brief", "follow_up", "nothing", "shown"]
-
-CLOSE = 0.02
-"""Headroom below this part of the card is pointed out: a desktop or another process takes as much."""
 
 
 def shown(found: Recommendation, confirmed: list[Confirmation], format: str, tokens: int, explain: bool) -> str:
@@ -122,8 +120,8 @@ def _others(found: Recommendation, tokens: int) -> Iterator[str]:
     """The plan on fewest ranks, and what would change the answer."""
     if found.fewest is not None and len(found.search.ranks) > 1:
         few = found.fewest
-        hours = f", {few.gpu_hours(tokens):,.0f} GPU-hours" if tokens and times_known(few.plan) else ""
-        yield f"fewest ranks: {few.plan.strategy}, {brief(few.plan)}, at {few.speed:.2f} of the speed{hours}"
+        cost = f", {hours(few, tokens)} GPU-hours" if tokens and times_known(few.plan) else ""
+        yield f"fewest ranks: {few.plan.strategy}, {brief(few.plan)}, at {few.speed:.2f} of the speed{cost}"
     if (change := found.change) is not None and (change.card or change.plan.device == "cpu"):  # else nobody can have it
         has = f" ({change.card} has so much)" if change.card else ""
         yield (
@@ -151,6 +149,7 @@ def _remarks(found: Recommendation) -> Iterator[str]:
     yield from uncounted(found.search.base)
     yield from measured_here(found.search.base)
     yield from _frozen_in(found.search)
+    yield from filter(None, [frozen(found.search.base)])
     most = max(tried, key=lambda plan: plan.ranks)
     yield from in_one_machine(most)
     for limit in dict.fromkeys(limit for plan in tried for limit in limits(plan)):
@@ -196,12 +195,9 @@ def _worth(plan: Plan) -> str:
 def _close(found: Recommendation) -> Iterator[str]:
     """Plans that leave next to nothing of the card."""
     job = found.search
-    numbers = [str(n) for n, choice in enumerate(found.plans, 1) if choice.headroom < CLOSE * job.capacity]
+    numbers = [str(n) for n, choice in enumerate(found.plans, 1) if close(choice.headroom, job.capacity)]
     if numbers and not job.keep_free and job.base.device == "cuda":
-        yield (
-            f"{', '.join(numbers)}: less than {CLOSE:.0%} of the card is left, and what else runs on it may take that; "
-            "--keep-free 5% leaves more"
-        )
+        yield f"{', '.join(numbers)}: {CLOSE_SAID}"
 
 
 def _frozen_in(job: Search) -> Iterator[str]:

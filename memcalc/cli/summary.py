@@ -9,6 +9,7 @@ import numpy as np
 
 from memcalc.assumptions import activations_known, undivided
 from memcalc.estimate import Estimate, holding_gpus, usable_bytes
+from memcalc.hints import machine_host, per_machine, whole_gradients
 from memcalc.ledger import skeleton
 from memcalc.plan import Plan
 from memcalc.tables import coloured, columns, folded, heading, printable, render
@@ -55,7 +56,8 @@ def summary(found: Estimate, format: str, *, whole: bool = False, unsaid: Sequen
     mark = "- " if format == "markdown" else "  "
     verdict = printable(_verdict(found))
     remarks = [mark + (verdict if format == "markdown" else coloured(verdict, found.verdict))]
-    lines = [*_cards(found), *unsaid, *found.doubts, *(found.taken if whole else _folded(found))]
+    cure = whole_gradients(found.plan) if found.verdict in ("tight", "does-not-fit") else ""
+    lines = [*filter(None, [cure]), *_cards(found), *unsaid, *found.doubts, *(found.taken if whole else _folded(found))]
     remarks += [folded(printable(line), mark, columns() if format == "table" else None) for line in lines]
     return "\n".join([_title(found, format), "", table, "", *remarks])
 
@@ -130,6 +132,10 @@ def _rows(found: Estimate) -> Iterator[Row]:
     yield "meters", meters["reserved"], found.reserved.low, found.reserved.high
     yield "meters", meters["device"], found.device.low, found.device.high
     yield "meters", meters["host"], found.host, found.host
+    if machine_host(found.plan, found.host):
+        each = per_machine(found.plan)
+        together = each * found.host
+        yield "meters", f"host of the {each} rank{'s' * (each > 1)} of a machine together", together, together
 
 
 def _held_before_step(step: Timeline, category: str) -> int:

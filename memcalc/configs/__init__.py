@@ -9,6 +9,7 @@ from memcalc.configs import accelerate_yaml, deepspeed_json, fsdp_yaml
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.configs.settle import Settled, apply, settle
 from memcalc.configs.text import parse
+from memcalc.configs.trainers_own import refuse_trainers
 from memcalc.errors import FileError
 
 __all__ = ["LaunchFile", "Settled", "apply", "read", "settle"]
@@ -25,6 +26,7 @@ def read(path: Path) -> LaunchFile:
     keys = set(tree) if isinstance(tree, dict) else set()
     if keys & {"distributed_type", "compute_environment"}:
         return accelerate_yaml.read(tree, name)
+    refuse_trainers(tree, name)
     if "fsdp_config" in keys:
         return fsdp_yaml.read(tree, name)
     if keys & _DEEPSPEED:

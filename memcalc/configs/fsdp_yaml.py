@@ -9,6 +9,7 @@ from memcalc.configs.batch import Batch
 from memcalc.configs.keys import Checked, Key, Table, check, neutral, plan, training
 from memcalc.configs.launch_file import LaunchFile
 from memcalc.configs.text import dump_yaml
+from memcalc.configs.trainers_own import with_prefix
 from memcalc.errors import FileError, PlanError
 from memcalc.plan import Plan
 from memcalc.training import Training
@@ -79,7 +80,12 @@ def _not_accelerates(tree: Any, name: str) -> None:
     keys = [key for key in block if isinstance(key, str)] if isinstance(block, dict) else []
     for key in keys:
         full = f"{_BLOCK}.{key}"
-        if full not in TABLE and (full in ACCELERATES or f"{_BLOCK}.fsdp_{key}" in ACCELERATES):
+        if full not in TABLE and with_prefix(key):
+            raise FileError(
+                f"{name}: {full} is a key of accelerate's or of Hugging Face's Trainer without its prefix: memcalc reads "
+                f"accelerate's YAML, which begins with distributed_type: FSDP and says it {with_prefix(key)}"
+            )
+        if full not in TABLE and full in ACCELERATES:
             raise FileError(
                 f"{name}: {_BLOCK}.{key} is a key of accelerate's YAML, which begins with distributed_type: FSDP; add that "
                 f"line, or write this block's own {len(TABLE) - 1} keys (memcalc estimate --help, --config)"

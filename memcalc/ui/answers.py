@@ -24,6 +24,7 @@ from memcalc.cli.unsaid import unsaid
 from memcalc.errors import InputError
 from memcalc.estimate import Estimate, estimate
 from memcalc.hardware import GPUS
+from memcalc.hints import CLOSE_SAID, close
 from memcalc.launch import environment
 from memcalc.ledger import skeletons
 from memcalc.models import FAMILIES, MODELS
@@ -201,6 +202,12 @@ class Running:
             })  # fmt: skip
         command = asked(query, _recommend(), config).command("recommend")
         said = f"{format_count(found['tried'])} plans tried; the first is the simplest within {TIE:.0%} of the fastest"
+        few = [
+            str(number)
+            for number, each in enumerate(found["plans"], 1)
+            if each["plan"]["device"] == "cuda" and close(each["headroom_bytes"], found["capacity_bytes"])
+        ]
+        said += f"; {', '.join(few)}: {CLOSE_SAID}" * (bool(few) and not found["keep_free_bytes"])
         return json.dumps({"plans": rows, "said": said if rows else beside, "command": command})
 
     def stop(self) -> None:

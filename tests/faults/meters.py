@@ -8,6 +8,18 @@ __all__ = ["FAULTS"]
 
 FAULTS = [
     Fault(
+        name="whole gradients of micro batches are kept silent about",
+        file="hints.py",
+        right="accumulates and not plan.fsdp.sync_every_micro_batch",
+        wrong="False and accumulates",
+    ),
+    Fault(
+        name="host memory of a machine is that of one rank",
+        file="hints.py",
+        right="{format_both(each * host)}",
+        wrong="{format_both(host)}",
+    ),
+    Fault(
         name="a search leaves out what neither the replay nor published shares see",
         file="fitting.py",
         right="    return highest(plan, timeline.peak().bytes, found.peak_reserved) + rest.high",
