@@ -109,7 +109,11 @@ def test_an_estimate_that_does_not_fit_says_the_search_in_the_same_words(job: st
 def test_the_page_points_at_recommended_plans_that_leave_little(
     monkeypatch: pytest.MonkeyPatch, headroom: int, kept: int, said_of: str
 ) -> None:
-    each = {"plan": json.loads(replace(PLAN, ranks=1, strategy="single").to_json()), "peak_bytes": 1}
+    each = {
+        "plan": json.loads(replace(PLAN, ranks=1, strategy="single").to_json()),
+        "peak_bytes": 1,
+        "reason": "one rank",
+    }
     plans = [{**each, "headroom_bytes": 900}, {**each, "headroom_bytes": headroom}]
     answer = json.dumps({"tried": 2, "capacity_bytes": 1000, "keep_free_bytes": kept, "plans": plans})
     monkeypatch.setattr(Running, "_run", lambda *_: (answer, ""))

@@ -90,7 +90,7 @@ class Sweep:
         >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, gpu="t4")
         >>> found = sweep(plan, "micro-batch", ["single"])
         >>> found.edge(found.lines[0])
-        'fits up to micro batch 9'
+        'fits up to micro batch 8'
         """
         if self.capacity is None:
             return self.unbounded
