@@ -50,7 +50,7 @@ def ask(code: str, size: tuple[str, str]) -> tuple[float, int]:
 
 if __name__ == "__main__":
     asked = options(str(__doc__), rounds=3)
-    plans, size = 0, ("2", "1") if asked.small else ("64", "8")
+    plans, size = 0, ("2", "1") if asked.small else ("24", "3")
 
     def search() -> float:
         global plans
