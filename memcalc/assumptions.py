@@ -9,7 +9,7 @@ from memcalc.coefficients import own_calibration
 from memcalc.compute import Compute
 from memcalc.engines import ENGINES
 from memcalc.hardware import LARGE_NODES, NODE_GPUS
-from memcalc.hints import frozen, per_machine, whole_gradients
+from memcalc.hints import copied_once, frozen, per_machine, whole_gradients
 from memcalc.kernels import refusal
 from memcalc.ledger import peaks
 from memcalc.outside import communicators
@@ -92,24 +92,6 @@ def uncounted(plan: Plan) -> list[str]:
             "transformers keeps float32 copies of queries and keys for attention written out, which are not counted"
         )
     return said
-
-
-def _copied(plan: Plan) -> str:
-    """What a static graph takes in the first step alone (torch/nn/parallel/distributed.py, _DDPSink), and whether a peak
-    could be higher for it: the states of the optimizer are not there yet."""
-    first = "static graph: DDP copies the model's output in the first step, before there are optimizer states"
-    if not plan.model.says_words:
-        return f"{first}; that copy is not counted"
-    low = plan.precision_row.weights
-    output = plan.micro_batch * plan.tokens * plan.model.vocab * DTYPE_BYTES[plan.precision_row.compute]
-    states = sum(
-        sum(plan.optimizer_row.state_bytes(weight, weight.dtype or low)) for weight in plan.weights if weight.trainable
-    )
-    if output <= states:
-        return (
-            f"{first}: at most {format_both(output)} in the place of {format_both(states)}, so that no peak is higher"
-        )
-    return f"{first}; that copy, at most {format_both(output)}, is not counted"
 
 
 def dropout(plan: Plan) -> list[str]:
@@ -211,7 +193,7 @@ def doubts(plan: Plan, rehearsal: Rehearsed | None = None) -> list[str]:
     if plan.family.opaque and plan.optimizer_kind == "for-loop":
         said.append("the largest tensor is not known, so the temporaries of the for-loop step are not counted")
     if plan.static_graph and plan.ranks > 1 and activations_known(plan):
-        said.append(_copied(plan))
+        said.append(copied_once(plan))
     if plan.family.assumption:
         said.append(plan.family.assumption)
     if plan.model.layer_bytes:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from memcalc.catalog import Catalog
 
-__all__ = ["GPUS", "LARGE_NODES", "NODE_GPUS", "Bounds", "Gpu", "usual_nodes"]
+__all__ = ["GPUS", "LARGE_NODES", "NODE_GPUS", "Bounds", "Gpu", "smallest_card", "usual_nodes"]
 
 MIB = 2**20
 
@@ -213,6 +213,17 @@ _ROWS = [
 ]  # fmt: skip
 
 GPUS: Catalog[Gpu] = Catalog("GPU", _ROWS, aliases={alias: row.name for row in _ROWS for alias in row.aliases})
+
+
+def smallest_card(card: Gpu | None, size: int) -> str | None:
+    """The smallest card on which torch can use ``size`` bytes: of the maker of ``card``, whose programs it runs.
+
+    >>> smallest_card(GPUS["a100-80gb"], 90 * 10**9), smallest_card(GPUS["a100-80gb"], 10**12)
+    ('rtx-pro-6000', None)
+    """
+    maker = card.architecture[:3] if card else ""
+    rows = [row for row in GPUS.values() if row.usable_bytes >= size and row.architecture.startswith(maker)]
+    return min(rows, key=lambda row: row.usable_bytes).name if rows else None
 
 
 def usual_nodes(ranks: int, gpu: str | None) -> int:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from memcalc.precision import DTYPE_BYTES
 from memcalc.units import format_both
 
 if TYPE_CHECKING:
     from memcalc.plan import Plan
 
 __all__ = [
-    "CLOSE", "CLOSE_SAID", "FROZEN_ABOVE", "FROZEN_MOST_PCT", "FROZEN_READINGS", "close", "frozen", "hints", "keeps_whole_gradients",
+    "CLOSE", "CLOSE_SAID", "FROZEN_ABOVE", "FROZEN_MOST_PCT", "FROZEN_READINGS", "close", "copied_once", "frozen", "hints", "keeps_whole_gradients",
     "machine_host", "per_machine", "whole_gradients",
 ]  # fmt: skip
 
@@ -82,3 +83,21 @@ def hints(plan: Plan, verdict: str, *, high: int, limit: int, keep_free: int = 0
         more = "" if keep_free else "; --keep-free 20% would leave room for that"
         return [f"{frozen(plan)}{more}"]
     return [CLOSE_SAID] if not keep_free and close(limit - high, limit) else []
+
+
+def copied_once(plan: Plan) -> str:
+    """What a static graph takes in the first step alone (torch/nn/parallel/distributed.py, _DDPSink), and whether a peak
+    could be higher for it: the states of the optimizer are not there yet."""
+    first = "static graph: DDP copies the model's output in the first step, before there are optimizer states"
+    if not plan.model.says_words:
+        return f"{first}; that copy is not counted"
+    low = plan.precision_row.weights
+    output = plan.micro_batch * plan.tokens * plan.model.vocab * DTYPE_BYTES[plan.precision_row.compute]
+    states = sum(
+        sum(plan.optimizer_row.state_bytes(weight, weight.dtype or low)) for weight in plan.weights if weight.trainable
+    )
+    if output <= states:
+        return (
+            f"{first}: at most {format_both(output)} in the place of {format_both(states)}, so that no peak is higher"
+        )
+    return f"{first}; that copy, at most {format_both(output)}, is not counted"

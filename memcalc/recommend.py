@@ -20,7 +20,7 @@ from memcalc.closest import closest
 from memcalc.collector import uncollected
 from memcalc.errors import PlanError
 from memcalc.fitting import exactly_needed, needed_bytes
-from memcalc.hardware import GPUS
+from memcalc.hardware import smallest_card
 from memcalc.peaks import fullest_of, peak_of
 from memcalc.plan import Plan
 from memcalc.reasons import Known, why
@@ -231,34 +231,19 @@ def _change(field: Field, first: int) -> Change | None:
     found = next(closest(("", plan, field.job.limit(plan), False) for plan in plans), None)
     if found is None:
         return None
-    missing, entry = found[0], entries[found[1]]
+    missing, entry, plan = found[0], entries[found[1]], plans[found[1]]
     if missing <= 0:  # the replay refused it
-        missing = exactly_needed(field.plan(entry), 0) - field.job.limit(field.plan(entry))
-    plan = field.plan(entry)
+        missing = exactly_needed(plan, 0) - field.job.limit(plan)
     return Change(
         plan=plan, missing=missing, speed=float(field.seconds[first] / field.seconds[entry]),
-        card=_card(plan, field.job.capacity + missing),
+        card=smallest_card(plan.gpu_row, field.job.capacity + missing) if plan.device == "cuda" else None,
     )  # fmt: skip
-
-
-def _card(plan: Plan, size: int) -> str | None:
-    """The smallest card with so many bytes: of the maker of the plan's card, whose programs it runs.
-
-    >>> from memcalc.models import MODELS
-    >>> plan = Plan(model=MODELS["gpt2"], tokens=1024, micro_batch=1, gpu="a100-80gb")
-    >>> _card(plan, 90 * 10**9), _card(plan, 10**12)
-    ('rtx-pro-6000', None)
-    """
-    if plan.device == "cpu":
-        return None
-    maker = plan.gpu_row.architecture[:3] if plan.gpu_row else ""
-    rows = [row for row in GPUS.values() if row.usable_bytes >= size and row.architecture.startswith(maker)]
-    return min(rows, key=lambda row: row.usable_bytes).name if rows else None
 
 
 def _refusals(field: Field) -> Iterator[Refusal]:
     """The closest structure of each row of which nothing fits."""
-    fits = {int(field.row[owner]) for owner in set(field.owner[field.possible()].tolist())}
+    alive = set(field.owner[field.possible()].tolist())
+    fits = {int(field.row[owner]) for owner in alive}
     asked: list[int] = [n for n in range(len(field.structures)) if int(field.row[n]) not in fits]
 
     def refused() -> Iterator[tuple[Key, Plan, int, bool]]:
@@ -266,13 +251,9 @@ def _refusals(field: Field) -> Iterator[Refusal]:
             plan, by_states = field.structures[number].smallest(), number in field.by_states
             yield (plan.strategy, plan.ranks) if by_states else row_key(plan), plan, 0, by_states
 
-    others = {
-        (field.structures[n].plan.strategy, field.structures[n].plan.ranks)
-        for n in set(field.owner[field.possible()].tolist())
-    }
-    found = [
-        _refusal(field, number, others) for number in (asked[place] for _, place in islice(closest(refused()), SHOWN))
-    ]
+    others = {(field.structures[n].plan.strategy, field.structures[n].plan.ranks) for n in alive}
+    places = (place for _, place in islice(closest(refused()), SHOWN))
+    found = [_refusal(field, asked[place], others) for place in places]
     return iter(sorted(found, key=lambda each: (each.needed, simplicity(each.plan))))
 
 

@@ -14,6 +14,7 @@ from memcalc.errors import InputError, shorten
 __all__ = [
     "BINARY",
     "DECIMAL",
+    "decimal_unit",
     "format_both",
     "format_bytes",
     "format_count",
@@ -127,3 +128,12 @@ def format_count(count: int) -> str:
     '124,439,808'
     """
     return f"{count:,}"
+
+
+def decimal_unit(size: int) -> tuple[str, int]:
+    """The largest decimal unit that a size has one of, and its bytes.
+
+    >>> decimal_unit(97_068_000), decimal_unit(0)
+    (('MB', 1000000), ('B', 1))
+    """
+    return next(((unit, factor) for unit, factor in reversed(DECIMAL.items()) if size >= factor), ("B", 1))

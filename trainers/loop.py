@@ -223,12 +223,10 @@ class _Run:
 
     def evaluate(self, done: int) -> None:
         """The mean loss over what was held out, if anything was."""
-        if not len(self.batches.held_out):
-            return
-        loss = evaluate(self.prepared, self.batches, self.criterion, self.autocast, self.plan, self.process)
-        self.evaluation_loss = loss
-        over = f"over {things(len(self.batches.held_out), 'sample')}"
-        self.say(f"step {done}/{self.settings.steps}  evaluation loss {loss:.4f} {over}")
+        if held := len(self.batches.held_out):
+            loss = evaluate(self.prepared, self.batches, self.criterion, self.autocast, self.plan, self.process)
+            self.evaluation_loss = loss
+            self.say(f"step {done}/{self.settings.steps}  evaluation loss {loss:.4f} over {things(held, 'sample')}")
 
     def log(self, done: int, filled: int, seconds: float) -> None:
         """Losses since the last time, averaged over ranks; the only place where the loop waits for the device."""

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from memcalc.palette import CATEGORY, DARK, LIGHT, SERIES, Surface
 from memcalc.pictures.step import Step
 from memcalc.pictures.sweep import LABEL, Sweep
 from memcalc.tables import printable
-from memcalc.units import DECIMAL, format_both, format_bytes, format_count, things
+from memcalc.units import decimal_unit, format_both, format_bytes, format_count, things
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,7 +108,7 @@ def _draw_step(canvas: Figure, figure: Step, surface: Surface) -> None:
 
     found, layers = figure.estimate, figure.layers
     axes, beside = canvas.add_axes(_STEP), canvas.add_axes(_BESIDE)
-    unit, factor = _unit(figure.top)
+    unit, factor = decimal_unit(figure.top)
     count = len(layers.event)
     edges = np.repeat(np.arange(count + 1) / max(count, 1), 2)[1:-1]  # both ends of each column
     names = figure.categories
@@ -248,12 +249,8 @@ def _patch(corner: tuple[float, float], width: float, height: float, colour: str
 
 def _ends(low: int, high: int) -> str:
     """Both ends of a range with one unit, short enough for a column."""
-    unit, factor = _unit(high)
+    unit, factor = decimal_unit(high)
     return f"{low / factor:.3g}\u2013{high / factor:.3g} {unit}" if low < high else format_bytes(low)
-
-
-def _unit(size: int) -> tuple[str, int]:
-    return next(((unit, factor) for unit, factor in reversed(DECIMAL.items()) if size >= factor), ("B", 1))
 
 
 _CARDS = 2
@@ -264,18 +261,16 @@ def _draw_sweep(canvas: Figure, figure: Sweep, surface: Surface) -> None:
     below = _ROW * (-(-len(figure.lines) // _ABREAST) + 0.5)
     axes = canvas.add_axes((0.062, 0.105 + below, 0.926, 0.765 - below))
     shown = figure.top if figure.capacity is None else min(figure.top, _CARDS * figure.capacity)
-    unit, factor = _unit(shown)
+    unit, factor = decimal_unit(shown)
     values = sorted({point.value for line in figure.lines for point in line.points})
-    for line, colour in zip(figure.lines, _colours(len(figure.lines)), strict=True):
+    for line, colour in zip(figure.lines, cycle(SERIES), strict=False):
         x = [point.value for point in line.points]
+        low = [point.peak / factor for point in line.points]
         high = [point.high / factor for point in line.points]
-        axes.fill_between(
-            x, [point.peak / factor for point in line.points], high, color=colour, alpha=0.16, linewidth=0
-        )
-        axes.plot(x, [point.peak / factor for point in line.points], color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
-        axes.plot(
-            x, high, "o-", color=colour, linewidth=2, markersize=4.5, label=f"{line.strategy}: {figure.edge(line)}"
-        )
+        label = f"{line.strategy}: {figure.edge(line)}"
+        axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+        axes.plot(x, low, color=colour, linewidth=0.9, linestyle=(0, (4, 2)))
+        axes.plot(x, high, "o-", color=colour, linewidth=2, markersize=4.5, label=label)
         if line.edge is not None and figure.capacity is not None:
             axes.vlines(line.edge, 0, figure.capacity / factor, color=colour, linewidth=1.2, linestyle=(0, (1, 1.5)))
             axes.plot([line.edge], [figure.capacity / factor], "v", color=colour, markersize=8, clip_on=False, zorder=5)
@@ -301,7 +296,3 @@ def _draw_sweep(canvas: Figure, figure: Sweep, surface: Surface) -> None:
     plan = figure.base
     words = f"{plan.precision}, {plan.optimizer} · dashed: allocated; solid: the most that the device may show"
     _title(canvas, f"{plan.model.name}: memory against {LABEL[figure.against]}", words, surface)
-
-
-def _colours(count: int) -> list[str]:
-    return [SERIES[index % len(SERIES)] for index in range(count)]

@@ -153,7 +153,7 @@ FAULTS = [
     ),
     Fault(
         name="any card is said to have what is missing",
-        file="recommend.py",
+        file="hardware.py",
         right="if row.usable_bytes >= size and",
         wrong="if",
     ),
